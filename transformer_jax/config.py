@@ -1,0 +1,306 @@
+"""What a run consists of: frozen dataclasses, checked when they are made.
+
+`ModelConfig` is the architecture (§3 of the paper), `DataConfig` the text and its batches (§5.1), `TrainConfig` the
+optimiser and the loop (§5.2-5.4), `DecodeConfig` how translations are made (§6.1), `RunConfig` the four together.
+A file in `configs/` makes one `RunConfig`; the command line overrides its fields.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from transformer_jax.errors import UserError
+
+Positions = Literal["interleaved", "sin_then_cos", "marian", "learned"]
+Activation = Literal["relu", "swish", "gelu"]
+
+VOCAB_FROM_TOKENIZER = 0
+"""Stands for the vocabulary size in a config whose tokenizer is still to be trained."""
+
+
+def _check(condition: bool, message: str) -> None:
+    if not condition:
+        raise UserError(message)
+
+
+def _one_of(config: Any, **allowed: tuple[str, ...]) -> None:
+    for name, values in allowed.items():
+        value = getattr(config, name)
+        _check(value in values, f"{name} is {value!r}; it must be one of {', '.join(values)}.")
+
+
+def _not_below(config: Any, minimum: float, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        _check(value >= minimum, f"{name} is {value}; it must be at least {minimum}.")
+
+
+def _probabilities(config: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        _check(0.0 <= value < 1.0, f"{name} is {value}; it must be at least 0 and below 1.")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The architecture. The defaults are the paper's base model (Table 3); sizes are counts of units."""
+
+    vocab_size: int = VOCAB_FROM_TOKENIZER
+    """Target vocabulary, or the joint one. 0: filled in from the tokenizer."""
+    source_vocab_size: int | None = None
+    """Source vocabulary where it is separate from the target's; None: the same."""
+    d_model: int = 512
+    n_heads: int = 8
+    d_ff: int = 2048
+    n_encoder_layers: int = 6
+    n_decoder_layers: int = 6
+    dropout: float = 0.1
+    """On the output of every sub-layer and on the sums of embeddings and positions (§5.4)."""
+    attention_dropout: float = 0.0
+    """On the attention weights; not in the paper."""
+    feed_forward_dropout: float = 0.0
+    """On the feed-forward hidden layer; not in the paper."""
+    norm: Literal["post", "pre"] = "post"
+    """post: LayerNorm(x + Sublayer(x)), the paper (§3.1). pre: x + Sublayer(LayerNorm(x)), and a last norm on top."""
+    norm_epsilon: float = 1e-5
+    """Layer norm's epsilon: 1e-5 in PyTorch and Hugging Face Marian, 1e-6 in native Marian."""
+    positions: Positions = "interleaved"
+    """interleaved: the paper (§3.5). sin_then_cos: Hugging Face Marian. marian: native Marian, tensor2tensor."""
+    activation: Activation = "relu"
+    attention_bias: bool = True
+    """Biases on the four projections of an attention block."""
+    logits_bias: bool = False
+    """A bias per vocabulary entry on the output."""
+    shared_embedding: bool = True
+    """One table for source and target (§3.4); needs a joint vocabulary."""
+    tied_output: bool = True
+    """The target table, transposed, is the output projection (§3.4)."""
+    scale_embedding: bool = True
+    """Multiply embeddings by sqrt(d_model) (§3.4)."""
+    start_embedding: Literal["token", "zero"] = "token"
+    """What the decoder sees first: the start token's embedding, or a zero vector as in Marian."""
+    max_length: int = 512
+    """Rows of the position table: the longest sentence either side, in tokens."""
+    pad_id: int = 0
+    start_id: int = 1
+    end_id: int = 2
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the computation. Parameters, layer norms, attention scores and logits are float32 always."""
+
+    def __post_init__(self) -> None:
+        _one_of(
+            self,
+            norm=("post", "pre"),
+            positions=("interleaved", "sin_then_cos", "marian", "learned"),
+            activation=("relu", "swish", "gelu"),
+            start_embedding=("token", "zero"),
+            dtype=("float32", "bfloat16"),
+        )
+        _not_below(self, 1, "d_model", "n_heads", "d_ff", "n_encoder_layers", "n_decoder_layers", "max_length")
+        _not_below(self, 0, "vocab_size", "pad_id", "start_id", "end_id")
+        _probabilities(self, "dropout", "attention_dropout", "feed_forward_dropout")
+        _check(
+            self.d_model % self.n_heads == 0,
+            f"d_model is {self.d_model}, which is not a multiple of n_heads, {self.n_heads}; "
+            "every head needs the same share of the width.",
+        )
+        _check(
+            self.positions == "learned" or self.d_model % 2 == 0,
+            f"d_model is {self.d_model}, but sinusoidal positions come in pairs of sine and cosine; "
+            "take an even d_model, or positions learned.",
+        )
+        _check(
+            self.positions != "marian" or self.d_model >= 4,
+            f"d_model is {self.d_model}, but positions marian space their timescales over d_model/2 - 1 steps; "
+            "take a d_model of at least 4.",
+        )
+        _check(
+            not self.shared_embedding or self.source_vocab_size in (None, self.vocab_size),
+            f"shared_embedding needs one vocabulary, but source_vocab_size is {self.source_vocab_size} and "
+            f"vocab_size is {self.vocab_size}; set shared_embedding to false.",
+        )
+
+    @property
+    def d_head(self) -> int:
+        return self.d_model // self.n_heads
+
+    @classmethod
+    def base(cls, vocab_size: int = 37_000, **changes: Any) -> ModelConfig:
+        """The paper's base model, Table 3."""
+        return cls(**{"vocab_size": vocab_size, **changes})
+
+    @classmethod
+    def big(cls, vocab_size: int = 37_000, **changes: Any) -> ModelConfig:
+        """The paper's big model, Table 3 (dropout 0.3, as for English-German)."""
+        sizes = {"d_model": 1024, "n_heads": 16, "d_ff": 4096, "dropout": 0.3}
+        return cls(**{"vocab_size": vocab_size, **sizes, **changes})
+
+    @classmethod
+    def tiny(cls, vocab_size: int = VOCAB_FROM_TOKENIZER, **changes: Any) -> ModelConfig:
+        """Two layers of width 128: learns a small task on a CPU in minutes."""
+        sizes = {"d_model": 128, "n_heads": 4, "d_ff": 512, "n_encoder_layers": 2, "n_decoder_layers": 2}
+        return cls(**{"vocab_size": vocab_size, **sizes, **changes})
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where the sentence pairs come from, and how they are batched."""
+
+    task: str | None = None
+    """A corpus made by rule: dates, reversal or numbers. None: text files."""
+    dir: Path | None = None
+    """A folder with TRAIN, VAL and TEST files named SPLIT.LANGUAGE, plain or .gz."""
+    train_split: str = "train"
+    validation_split: str = "val"
+    test_split: str | None = None
+    source_lang: str = "en"
+    target_lang: str = "de"
+    source: tuple[Path, ...] = ()
+    """Training text, one sentence a line, plain or .gz; `target` holds line n's translation in line n."""
+    target: tuple[Path, ...] = ()
+    validation_source: Path | None = None
+    validation_target: Path | None = None
+    test_source: Path | None = None
+    test_target: Path | None = None
+    tokenizer: Path | None = None
+    """A folder with source.spm, target.spm and vocab.json to use; None: train one on the training text."""
+    vocab_size: int = 8000
+    """Of the tokenizer to train, special tokens included."""
+    tokenizer_type: Literal["bpe", "unigram"] = "bpe"
+    max_tokens: int = 128
+    """Longest source or target in training, in tokens with the end token."""
+    too_long: Literal["drop", "cut"] = "drop"
+    batch_tokens: int | None = 4096
+    """Slots per side and step; None: `batch_size` counts instead. The paper has about 25,000 (§5.1)."""
+    batch_size: int = 128
+    """Sentence pairs per step where batch_tokens is None."""
+    n_buckets: int = 8
+    """Static shapes at most: sentences of similar length share a batch (§5.1)."""
+    rows_multiple: int = 8
+    """Every batch has a multiple of this many rows, so that this many devices can share it."""
+    limit: int | None = None
+    """Train on the first so many pairs only."""
+
+    def __post_init__(self) -> None:
+        _one_of(self, tokenizer_type=("bpe", "unigram"), too_long=("drop", "cut"))
+        _not_below(self, 1, "batch_size", "n_buckets", "rows_multiple")
+        _not_below(self, 2, "max_tokens")
+        _check(
+            self.batch_tokens is None or self.batch_tokens >= self.max_tokens * self.rows_multiple,
+            f"batch_tokens is {self.batch_tokens}, too few for {self.rows_multiple} rows (rows_multiple) of "
+            f"{self.max_tokens} tokens (max_tokens); raise it, or lower one of the two.",
+        )
+        _check(
+            self.batch_tokens is not None or self.batch_size % self.rows_multiple == 0,
+            f"batch_size is {self.batch_size}, which is not a multiple of rows_multiple, {self.rows_multiple}.",
+        )
+        _check(
+            len(self.source) == len(self.target),
+            f"{len(self.source)} source files but {len(self.target)} target files; name one target per source.",
+        )
+        chosen = [name for name in ("task", "dir", "source") if getattr(self, name)]
+        _check(len(chosen) <= 1, f"Training data is named twice, by {' and '.join(chosen)}; name it once.")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The optimiser, the loss and the loop."""
+
+    steps: int = 100_000
+    seed: int = 0
+    schedule: Literal["paper", "rsqrt", "cosine", "constant"] = "paper"
+    """paper: Eq. 3. The others rise to peak_rate over warmup_steps; rsqrt and cosine then fall."""
+    warmup_steps: int = 4000
+    peak_rate: float | None = None
+    """Highest learning rate; None: Eq. 3's own, (d_model * warmup_steps)^-0.5."""
+    decay_fraction: float = 0.0
+    """Share of the run, at its end, over which the rate falls linearly to 0."""
+    beta1: float = 0.9
+    beta2: float = 0.98
+    epsilon: float = 1e-9
+    clip_norm: float | None = None
+    """Global gradient norm above which gradients are scaled down; None, as in the paper: never."""
+    label_smoothing: float = 0.1
+    smoothing: Literal["all", "others"] = "all"
+    """all: epsilon spread over the whole vocabulary. others: over all but the right token (tensor2tensor)."""
+    accumulation: int = 1
+    """Parts that a step's batch is computed in, one after another, to save memory. Changes no number."""
+    log_every: int = 50
+    evaluate_every: int = 1000
+    """Steps between evaluations; 0: only at the end."""
+    checkpoint_every: int = 1000
+    keep_checkpoints: int = 5
+    patience: int | None = None
+    """Stop after so many evaluations without a better score; None: never."""
+    n_devices: int | None = None
+    """Devices to spread a batch over; None: all."""
+
+    def __post_init__(self) -> None:
+        _one_of(self, schedule=("paper", "rsqrt", "cosine", "constant"), smoothing=("all", "others"))
+        _not_below(self, 1, "steps", "warmup_steps", "accumulation", "log_every", "checkpoint_every")
+        _not_below(self, 1, "keep_checkpoints")
+        _not_below(self, 0, "evaluate_every")
+        _probabilities(self, "label_smoothing", "beta1", "beta2", "decay_fraction")
+        for name in ("peak_rate", "clip_norm", "patience", "n_devices"):
+            value = getattr(self, name)
+            _check(value is None or value > 0, f"{name} is {value}; it must be above 0.")
+        _check(
+            self.peak_rate is None or self.schedule != "paper",
+            f"peak_rate is {self.peak_rate}, but schedule paper (Eq. 3) sets its own; take schedule rsqrt.",
+        )
+
+
+@dataclass(frozen=True)
+class DecodeConfig:
+    """How evaluation translates."""
+
+    extra_length: int = 50
+    """A translation ends at the source's length plus this, in tokens (§6.1)."""
+    batch_size: int = 64
+    metric: Literal["bleu", "exact"] = "bleu"
+    """What is best: sacreBLEU, or the share of lines that are right to the letter."""
+    limit: int | None = None
+    """Translate only the first so many validation lines at each evaluation."""
+
+    def __post_init__(self) -> None:
+        _one_of(self, metric=("bleu", "exact"))
+        _not_below(self, 1, "batch_size")
+        _not_below(self, 0, "extra_length")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One training run."""
+
+    name: str = "run"
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    decode: DecodeConfig = field(default_factory=DecodeConfig)
+    samples: tuple[str, ...] = ()
+    """Sentences translated and shown at every evaluation."""
+
+
+def replace(config: Any, **changes: Any) -> Any:
+    """`dataclasses.replace`, also through nested fields: `replace(run, **{"model.dropout": 0.3})`."""
+    for path, value in changes.items():
+        head, _, rest = path.partition(".")
+        inner = replace(getattr(config, head), **{rest: value}) if rest else value
+        config = dataclasses.replace(config, **{head: inner})
+    return config
+
+
+def to_json(config: Any) -> dict[str, Any]:
+    """A config as plain values that `json` can write; paths become strings."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Path):
+            return str(value)
+        if isinstance(value, dict):
+            return {key: plain(inner) for key, inner in value.items()}
+        return [plain(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+    return plain(dataclasses.asdict(config))
