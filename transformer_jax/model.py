@@ -21,6 +21,9 @@ from transformer_jax.layers import (
 )
 
 KeysValues = tuple[Float[Array, "B H S K"], Float[Array, "B H S K"]]
+"""Keys and values of the encoder output."""
+TargetKeysValues = tuple[Float[Array, "B H length K"], Float[Array, "B H length K"]]
+"""Keys and values of the target tokens, or of those so far with room for the next ones."""
 
 
 @struct.dataclass
@@ -30,7 +33,7 @@ class DecoderState:
     Rows (the leading axis of every array but `step`) may be reordered, repeated or dropped between steps.
     """
 
-    self_attention: tuple[KeysValues, ...]
+    self_attention: tuple[TargetKeysValues, ...]
     """Per layer, keys and values of the tokens so far, (B, H, length, K); the places from `step` on are unused."""
     cross_attention: tuple[KeysValues, ...]
     """Per layer, keys and values of the encoder output, (B, H, S, K). Fixed."""
@@ -84,20 +87,20 @@ class DecoderLayer(nn.Module):
     def __call__(
         self,
         x_BTD: Float[Array, "B T D"],
-        self_mask: Bool[Array, "#B 1 T _"],
+        self_mask: Bool[Array, "#B 1 T length"],
         memory: KeysValues,
         memory_mask: Bool[Array, "B 1 #T S"],
         *,
-        past: KeysValues | None = None,
+        past: TargetKeysValues | None = None,
         step: Int[Array, ""] | int = 0,
         deterministic: bool = True,
-    ) -> tuple[Float[Array, "B T D"], KeysValues]:
+    ) -> tuple[Float[Array, "B T D"], TargetKeysValues]:
         """x are the tokens from `step` on. `past` has room for the keys and values of all steps, and those before
         `step` filled in; without it, x is all there is to look at. Returns the output and what x has been looked
         up in: `past` with x's keys and values added."""
         drop = dropper(self, self.config.dropout, deterministic)
         drop_weights = _weights_dropper(self, deterministic)
-        looked_at: list[KeysValues] = []
+        looked_at: list[TargetKeysValues] = []
 
         def attend_self(x_BTD: Array) -> Array:
             keys, values = self.self_attention.keys_values(x_BTD)
@@ -171,14 +174,14 @@ class Decoder(nn.Module):
         self,
         x_BTD: Float[Array, "B T D"],
         positions_BT: Int[Array, "#B T"],
-        self_mask: Bool[Array, "#B 1 T _"],
+        self_mask: Bool[Array, "#B 1 T length"],
         memory: tuple[KeysValues, ...],
         memory_mask: Bool[Array, "B 1 #T S"],
         *,
-        past: tuple[KeysValues, ...] | None = None,
+        past: tuple[TargetKeysValues, ...] | None = None,
         step: Int[Array, ""] | int = 0,
         deterministic: bool = True,
-    ) -> tuple[Float[Array, "B T D"], tuple[KeysValues, ...]]:
+    ) -> tuple[Float[Array, "B T D"], tuple[TargetKeysValues, ...]]:
         """The output and, per layer, the keys and values looked at; see `DecoderLayer`."""
         x_BTD = self.positions(x_BTD, positions_BT)
         x_BTD = dropper(self, self.config.dropout, deterministic)(x_BTD)

@@ -1,0 +1,70 @@
+"""What every test runs under: a CPU with 8 devices, no compilation cache on disk, annotations checked.
+
+All of it must stand before jax is initialised and before the package is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+N_DEVICES = 8
+ROOT = Path(__file__).resolve().parents[1]
+
+# The environment is inherited by subprocesses that tests start. The number of devices is not put there: each
+# subprocess chooses its own.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+import jax  # noqa: E402
+from flax import struct  # noqa: E402
+
+jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
+jax.config.update("jax_enable_compilation_cache", False)
+jax.config.update("jax_num_cpu_devices", N_DEVICES)
+
+
+def _check_annotations() -> None:
+    """Every annotation of the package is checked at every call, shapes included."""
+    from jaxtyping import install_import_hook
+
+    flax_dataclass = struct.dataclass
+
+    def dataclass(*args: Any, **options: Any) -> Any:
+        # JAX rebuilds a pytree with shapes, shardings or strings in the place of its arrays: such a class is
+        # checked where functions take and return it, not where it is made.
+        made = flax_dataclass(*args, **options)
+        made.__no_type_check__ = True
+        return made
+
+    struct.dataclass = dataclass
+    # The numeric tower: where a float is asked for an int will do, as everywhere in Python's type system.
+    install_import_hook(
+        "transformer_jax", "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))"
+    )
+
+
+ANNOTATIONS_CHECKED = find_spec("jaxtyping") is not None and find_spec("beartype") is not None
+if ANNOTATIONS_CHECKED:
+    assert "transformer_jax" not in sys.modules, "imported before the hook: its annotations would go unchecked"
+    _check_annotations()
+
+
+def pytest_report_header() -> str:
+    return f"jax {jax.__version__}, annotations {'checked' if ANNOTATIONS_CHECKED else 'NOT checked'}"
+
+
+@pytest.fixture(scope="session")
+def shared_dir() -> Path:
+    """Data beside the checkout: real corpora and models that the repository does not hold."""
+    path = ROOT.parent / "shared"
+    if not path.is_dir():
+        pytest.skip(f"{path} is not there: this test needs its data")
+    return path

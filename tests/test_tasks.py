@@ -1,0 +1,117 @@
+"""The corpora made by rule: their sizes, their answers, and that nothing held out is trained on."""
+
+import pytest
+
+from transformer_jax.tasks import TASKS, Task, dates, number_words, numbers, reversal
+from transformer_jax.tokenizer import CharacterTokenizer
+
+
+@pytest.fixture(scope="module", params=sorted(TASKS))
+def task(request: pytest.FixtureRequest) -> Task:
+    return TASKS[request.param](0)
+
+
+def _pairs(task: Task) -> list[tuple[str, str]]:
+    return [*zip(task.train.source, task.train.target), *zip(task.held_out.source, task.held_out.target)]  # noqa: B905
+
+
+def test_no_held_out_example_is_trained_on_and_none_occurs_twice(task: Task):
+    sources = [*task.train.source, *task.held_out.source]
+    assert len(set(sources)) == len(sources)
+
+
+def test_the_same_seed_gives_the_same_corpus_and_another_seed_another(task: Task):
+    make = TASKS[task.name]
+    assert make(0) == task
+    assert make(1).held_out.source != task.held_out.source
+
+
+def test_every_character_has_an_id(task: Task):
+    tokenizer = CharacterTokenizer(task.characters)
+    assert not any(tokenizer.unknown_characters(line) for pair in _pairs(task) for line in pair)
+
+
+def test_most_inputs_to_show_are_held_out(task: Task):
+    assert len(set(task.show) & set(task.held_out.source)) == 5
+    assert not set(task.show) & set(task.train.source)
+
+
+def test_dates_are_all_days_of_two_centuries_in_41_tokens():
+    task = dates()
+    assert (len(task.train), len(task.held_out)) == (73_049 - 2_000, 2_000)
+    assert CharacterTokenizer(task.characters).vocab_size == 41
+    every_day = sorted([*task.train.source, *task.held_out.source])
+    assert (every_day[0], every_day[-1]) == ("1900-01-01", "2099-12-31")
+    assert len(set(every_day)) == 73_049
+
+
+@pytest.mark.parametrize(
+    ("iso", "written"),
+    [
+        ("1965-05-10", "10 May 1965"),
+        ("1900-01-01", "1 January 1900"),
+        ("2000-02-29", "29 February 2000"),
+        ("2099-12-31", "31 December 2099"),
+        ("1999-09-09", "9 September 1999"),
+    ],
+)
+def test_a_date_is_written_out(iso: str, written: str):
+    assert (iso, written) in _pairs(dates())
+
+
+def test_dates_show_inputs_that_no_rule_covers():
+    shown = dates().show
+    assert shown[-5:] == ("2150-07-04", "1850-11-23", "2021-02-30", "2021-13-01", "0001-01-01")
+
+
+def test_reversal_has_500_held_out_lists_of_three_to_eight_digits_in_13_tokens():
+    task = reversal()
+    assert (len(task.train), len(task.held_out)) == (64_000, 500)
+    assert CharacterTokenizer(task.characters).vocab_size == 13
+    assert {len(source) for source in task.train.source} == {3, 4, 5, 6, 7, 8}
+    assert {len(source) for source in task.held_out.source} == {3, 4, 5, 6, 7, 8}
+
+
+def test_reversal_answers_read_the_list_backwards():
+    for source, target in _pairs(reversal()):
+        assert list(source) == list(reversed(target))
+
+
+def test_numbers_are_0_to_999_with_100_held_out():
+    task = numbers()
+    assert (len(task.train), len(task.held_out)) == (900, 100)
+    assert {int(source) for source, _ in _pairs(task)} == set(range(1000))
+    assert ("142", "one hundred forty two") in _pairs(task)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_word_zero_is_always_learned(seed: int):
+    assert "zero" in numbers(seed).train.target
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (0, "zero"),
+        (7, "seven"),
+        (13, "thirteen"),
+        (19, "nineteen"),
+        (20, "twenty"),
+        (40, "forty"),
+        (99, "ninety nine"),
+        (100, "one hundred"),
+        (105, "one hundred five"),
+        (142, "one hundred forty two"),
+        (611, "six hundred eleven"),
+        (850, "eight hundred fifty"),
+        (999, "nine hundred ninety nine"),
+    ],
+)
+def test_a_number_is_spelled_out(number: int, words: str):
+    assert number_words(number) == words
+
+
+@pytest.mark.parametrize("number", [-1, 1000])
+def test_numbers_that_cannot_be_spelled_are_refused(number: int):
+    with pytest.raises(ValueError, match=str(number)):
+        number_words(number)

@@ -1,0 +1,303 @@
+"""§5.1: sentence pairs of similar length together, in a few static shapes, in an order that can be resumed.
+
+A `Batch` is what the model and the loss see. `TrainingBatches` is the endless row of batches of a run, addressed by
+number: batch i is the same on any number of devices and processes, however the run was stopped and started.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from transformer_jax.config import DataConfig
+from transformer_jax.errors import UserError
+
+
+class Batch(NamedTuple):
+    """Rows of tokens, int32. Segments number the sentences of a row from 1, 0 is padding; positions count within a
+    sentence. The decoder reads `target_inputs` and is to say `target_outputs`, the same tokens one step on."""
+
+    source_ids_BS: Any
+    source_segments_BS: Any
+    source_positions_BS: Any
+    target_inputs_BT: Any
+    target_outputs_BT: Any
+    target_segments_BT: Any
+    target_positions_BT: Any
+    weights_BT: Any
+    """float32: how much each target token counts in the loss; 0 on padding."""
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Many token sequences end to end: sequence i is `ids[offsets[i]:offsets[i + 1]]`."""
+
+    ids: np.ndarray
+    offsets: np.ndarray
+
+    @classmethod
+    def pack(cls, sequences: Sequence[Sequence[int]]) -> Ragged:
+        lengths = np.fromiter((len(s) for s in sequences), np.int64, len(sequences))
+        ids = np.fromiter((token for s in sequences for token in s), np.int32, int(lengths.sum()))
+        return cls(ids, np.concatenate([[0], np.cumsum(lengths)]))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, i: int) -> np.ndarray:
+        return self.ids[self.offsets[i] : self.offsets[i + 1]]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.diff(self.offsets)
+
+
+@dataclass(frozen=True)
+class TokenPairs:
+    """A parallel corpus in tokens; each side ends with its end token."""
+
+    source: Ragged
+    target: Ragged
+    pad_id: int
+    start_id: int
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def fingerprint(self) -> str:
+        """Tells whether two runs read the same tokens: a digest of everything that batches are made of."""
+        digest = hashlib.sha256(f"{self.pad_id} {self.start_id}".encode())
+        for array in (self.source.ids, self.source.offsets, self.target.ids, self.target.offsets):
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A static shape: batches of `rows` pairs, sources up to `source_length`, targets up to `target_length`."""
+
+    rows: int
+    source_length: int
+    target_length: int
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where in its data a run is: `batch` batches have been used. Means the same on any number of devices."""
+
+    batch: int
+    epoch: int
+    index: int
+    seed: int
+    fingerprint: str
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def length_sorted_batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Indices in batches of similar length: sorted, then filled while rows times longest stays within `budget`."""
+    batches: list[list[int]] = []
+    for i in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if not batches or (len(batches[-1]) + 1) * lengths[i] > budget:
+            batches.append([])
+        batches[-1].append(i)
+    return batches
+
+
+def bucket_bounds(
+    source_lengths: np.ndarray, target_lengths: np.ndarray, n_buckets: int
+) -> list[tuple[int, int]]:
+    """The (source, target) lengths of at most `n_buckets` shapes that leave the least padding.
+
+    Pairs are ordered by their longer side and cut into runs; each run is padded to the longest source and target in
+    it. Which cuts leave the fewest slots is found exactly, by dynamic programming over the longer side's lengths.
+    """
+    longer = np.maximum(source_lengths, target_lengths)
+    steps = np.unique(longer)
+    L = len(steps)
+    at = np.searchsorted(steps, longer)
+    count = np.bincount(at, minlength=L)
+    source_max, target_max = np.zeros(L, np.int64), np.zeros(L, np.int64)
+    np.maximum.at(source_max, at, source_lengths)
+    np.maximum.at(target_max, at, target_lengths)
+
+    # slots[i, j]: slots taken by the pairs of steps i..j in one bucket
+    slots = np.full((L, L), np.inf)
+    for i in range(L):
+        shape = np.maximum.accumulate(source_max[i:]) + np.maximum.accumulate(target_max[i:])
+        slots[i, i:] = shape * np.cumsum(count[i:])
+
+    best = slots[0]  # best[j]: fewest slots for steps 0..j with the buckets so far
+    cuts: list[np.ndarray] = []
+    for _ in range(min(n_buckets, L) - 1):
+        with_cut = np.concatenate([[np.inf], best[:-1]])[:, None] + slots  # [i, j]: the last bucket starts at i
+        cuts.append(np.where(with_cut.min(axis=0) < best, with_cut.argmin(axis=0), 0))
+        best = np.minimum(best, with_cut.min(axis=0))
+
+    bounds, end = [], L
+    for cut in [*reversed(cuts), np.zeros(L, int)]:
+        start = int(cut[end - 1])
+        bounds.append((int(source_max[start:end].max()), int(target_max[start:end].max())))
+        end = start
+        if end == 0:
+            break
+    return bounds[::-1]
+
+
+def make_buckets(pairs: TokenPairs, config: DataConfig) -> list[Bucket]:
+    """The run's static shapes, with as many rows as the token budget (or the batch size) allows."""
+    bounds = bucket_bounds(pairs.source.lengths, pairs.target.lengths, config.n_buckets)
+    buckets = []
+    for source_length, target_length in bounds:
+        rows = config.batch_size
+        if config.batch_tokens is not None:
+            rows = config.batch_tokens // max(source_length, target_length)
+            rows = max(1, rows // config.rows_multiple) * config.rows_multiple
+        buckets.append(Bucket(rows, source_length, target_length))
+    return buckets
+
+
+def assign_buckets(pairs: TokenPairs, buckets: Sequence[Bucket]) -> np.ndarray:
+    """For each pair the number of the first bucket that holds it."""
+    source, target = pairs.source.lengths, pairs.target.lengths
+    assigned = np.full(len(pairs), -1)
+    for n in reversed(range(len(buckets))):
+        fits = (source <= buckets[n].source_length) & (target <= buckets[n].target_length)
+        assigned[fits] = n
+    if (assigned < 0).any():
+        raise UserError(f"{int((assigned < 0).sum())} pairs are longer than the longest batch shape.")
+    return assigned
+
+
+def make_batch(pairs: TokenPairs, indices: Sequence[int] | np.ndarray, bucket: Bucket) -> Batch:
+    """One pair a row, in the bucket's shape; rows beyond `indices` are padding."""
+    source = _fill(pairs.source, indices, bucket.rows, bucket.source_length, pairs.pad_id)
+    target = _fill(pairs.target, indices, bucket.rows, bucket.target_length, pairs.pad_id)
+    target_outputs, target_segments, target_positions = target
+    target_inputs = np.full_like(target_outputs, pairs.pad_id)
+    target_inputs[:, 1:] = target_outputs[:, :-1]
+    target_inputs[:, 0] = pairs.start_id
+    target_inputs = np.where(target_segments > 0, target_inputs, pairs.pad_id).astype(np.int32)
+    return Batch(
+        *source,
+        target_inputs,
+        target_outputs,
+        target_segments,
+        target_positions,
+        (target_segments > 0).astype(np.float32),
+    )
+
+
+def _fill(
+    side: Ragged, indices: Sequence[int] | np.ndarray, rows: int, length: int, pad_id: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Ids, segments and positions, each (rows, length)."""
+    lengths = np.zeros(rows, np.int64)
+    lengths[: len(indices)] = side.lengths[indices] if len(indices) else 0
+    places = np.arange(length)[None, :]
+    used = places < lengths[:, None]
+    ids = np.full((rows, length), pad_id, np.int32)
+    if len(indices):
+        ids[used] = np.concatenate([side[i] for i in indices])
+    return ids, used.astype(np.int32), np.where(used, places, 0).astype(np.int32)
+
+
+@dataclass(frozen=True)
+class TrainingBatches:
+    """The batches of a run, number 0 up to `n_batches`, epoch after epoch.
+
+    Every epoch sees each pair once: pairs are shuffled, dealt to their buckets, and the batches shuffled. The last
+    batch of a bucket is filled up with empty rows, so that no shape is ever new. All of it follows from the seed.
+    """
+
+    pairs: TokenPairs
+    buckets: Sequence[Bucket]
+    seed: int
+    n_batches: int
+    fingerprint: str = field(default="")
+    _assigned: np.ndarray = field(init=False, repr=False)
+    _epochs: dict[int, list[tuple[int, np.ndarray]]] = field(init=False, repr=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_assigned", assign_buckets(self.pairs, self.buckets))
+        if not self.fingerprint:
+            object.__setattr__(self, "fingerprint", self.pairs.fingerprint())
+
+    @property
+    def batches_per_epoch(self) -> int:
+        counts = np.bincount(self._assigned, minlength=len(self.buckets))
+        return sum(-(-int(n) // b.rows) for n, b in zip(counts, self.buckets, strict=True))
+
+    @property
+    def padding_share(self) -> float:
+        """Of the slots of an epoch, both sides, the share that holds no token."""
+        counts = np.bincount(self._assigned, minlength=len(self.buckets))
+        slots = sum(
+            -(-int(n) // b.rows) * b.rows * (b.source_length + b.target_length)
+            for n, b in zip(counts, self.buckets, strict=True)
+        )
+        return 1.0 - (len(self.pairs.source.ids) + len(self.pairs.target.ids)) / slots
+
+    def plan(self, epoch: int) -> list[tuple[int, np.ndarray]]:
+        """The epoch's batches in order: the bucket's number and the pairs' indices."""
+        if epoch not in self._epochs:
+            rng = np.random.default_rng((self.seed, epoch))
+            order = rng.permutation(len(self.pairs))
+            plan = []
+            for n, bucket in enumerate(self.buckets):
+                members = order[self._assigned[order] == n]
+                plan += [(n, members[i : i + bucket.rows]) for i in range(0, len(members), bucket.rows)]
+            shuffled = [plan[i] for i in rng.permutation(len(plan))]
+            # Readers run ahead by a few batches: two neighbouring epochs are all that is ever asked for.
+            for old in [e for e in self._epochs if e < epoch - 1]:
+                self._epochs.pop(old, None)
+            self._epochs[epoch] = shuffled
+        return self._epochs[epoch]
+
+    def __len__(self) -> int:
+        return self.n_batches
+
+    def __getitem__(self, i: int) -> Batch:
+        epoch, index = divmod(int(i), self.batches_per_epoch)
+        n, indices = self.plan(epoch)[index]
+        return make_batch(self.pairs, indices, self.buckets[n])
+
+    def position(self, batch: int) -> Position:
+        """The record to keep with a checkpoint taken after `batch` batches."""
+        epoch, index = divmod(batch, self.batches_per_epoch)
+        return Position(batch, epoch, index, self.seed, self.fingerprint)
+
+    def check_position(self, record: dict[str, Any]) -> int:
+        """The batch number to go on with. The record must be of the same corpus, batches and seed."""
+        here = self.position(int(record["batch"])).to_json()
+        differing = [name for name in ("fingerprint", "seed", "epoch", "index") if record[name] != here[name]]
+        if differing:
+            raise UserError(
+                "The run folder was trained on other data or batches ("
+                + ", ".join(f"{name} {record[name]} there, {here[name]} here" for name in differing)
+                + "); go on with the same data options, or train into another folder."
+            )
+        return int(record["batch"])
+
+
+def read_ahead(batches: TrainingBatches, start: int, n_threads: int = 1) -> Iterator[Batch]:
+    """Batches from number `start` on, prepared by grain in background threads while the device works."""
+    import grain
+
+    dataset = grain.MapDataset.source(batches)[start:]
+    options = grain.ReadOptions(num_threads=n_threads, prefetch_buffer_size=8)
+    return iter(dataset.to_iter_dataset(options))
+
+
+def every_pair_once(pairs: TokenPairs, buckets: Sequence[Bucket]) -> Iterator[Batch]:
+    """All pairs in order of length, each exactly once, in the buckets' shapes: for a loss over a whole text."""
+    assigned = assign_buckets(pairs, buckets)
+    for n, bucket in enumerate(buckets):
+        members = np.flatnonzero(assigned == n)
+        for i in range(0, len(members), bucket.rows):
+            yield make_batch(pairs, members[i : i + bucket.rows], bucket)

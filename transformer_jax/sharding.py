@@ -1,0 +1,90 @@
+"""One mesh axis, `data`: batches are spread over devices, parameters are the same on all of them.
+
+Several processes (hosts) form one mesh: each builds the same batches and puts its own rows on its own devices.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from transformer_jax.errors import UserError
+
+DATA = "data"
+
+
+def join_processes(coordinator: str | None, n_processes: int | None, process_id: int | None) -> None:
+    """Connects this process with the others of the run, before JAX is first used.
+
+    With a coordinator ("host:port"), the three are taken as given. Without one, a cluster that JAX recognises
+    (SLURM, Open MPI, a TPU pod) is joined where `n_processes` is 0, and nothing happens otherwise.
+    """
+    if coordinator is not None:
+        if n_processes is None or process_id is None:
+            raise UserError("A coordinator needs the number of processes and this process's id beside it.")
+        jax.distributed.initialize(coordinator, n_processes, process_id)
+    elif n_processes == 0:
+        jax.distributed.initialize()
+
+
+def data_mesh(n_devices: int | None = None) -> Mesh:
+    """The mesh over the first `n_devices` devices, or all."""
+    devices = jax.devices()
+    if n_devices is not None:
+        if n_devices > len(devices):
+            raise UserError(f"{n_devices} devices were asked for, but JAX sees {len(devices)}.")
+        if jax.process_count() > 1 and n_devices != len(devices):
+            raise UserError("With several processes a run takes all devices; leave n_devices out.")
+        devices = devices[:n_devices]
+    return jax.make_mesh((len(devices),), (DATA,), axis_types=(AxisType.Auto,), devices=devices)
+
+
+def replicate(tree: Any, mesh: Mesh) -> Any:
+    """The same values on every device. Each process gives the same values."""
+    return _place(tree, NamedSharding(mesh, PartitionSpec()))
+
+
+def shard_rows(tree: Any, mesh: Mesh) -> Any:
+    """Host arrays to global arrays whose leading axis is spread over the mesh. Each process gives all rows."""
+    return _place(tree, NamedSharding(mesh, PartitionSpec(DATA)))
+
+
+def _place(tree: Any, sharding: NamedSharding) -> Any:
+    if sharding.is_fully_addressable:
+        return jax.device_put(tree, sharding)
+
+    def place(x: Any) -> jax.Array:
+        host = np.asarray(x)
+        return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+    return jax.tree.map(place, tree)
+
+
+def to_host(tree: Any) -> Any:
+    """Global arrays to numpy, whole, in every process."""
+    if jax.process_count() == 1:
+        return jax.device_get(tree)
+    from jax.experimental import multihost_utils
+
+    return multihost_utils.process_allgather(tree, tiled=True)
+
+
+def is_main_process() -> bool:
+    """Whether this process writes the files that all share."""
+    return jax.process_index() == 0
+
+
+def use_compilation_cache(folder: str | None = None) -> None:
+    """Keeps compiled programs on disk, so that the next start of the same run finds them.
+
+    The folder is $JAX_COMPILATION_CACHE_DIR, else `folder`, else transformer_jax in the user's cache folder.
+    """
+    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+        jax.config.update("jax_compilation_cache_dir", folder or os.path.join(cache, "transformer_jax", "xla"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
