@@ -21,8 +21,6 @@ from transformer_jax.corpus import (
 )
 from transformer_jax.errors import UserError
 
-MULTI30K = Path(__file__).parents[2] / "shared" / "data" / "multi30k"
-
 WriteFile = Callable[[str, bytes], Path]
 
 
@@ -205,9 +203,8 @@ def test_a_missing_split_says_what_was_looked_for(tmp_path: Path, write_file: Wr
         split_files(tmp_path / "nowhere", "val", "en", "de")
 
 
-@pytest.mark.skipif(not MULTI30K.is_dir(), reason=f"{MULTI30K} is absent")
-def test_multi30k_is_read_whole():
-    text = read_parallel(*split_files(MULTI30K, "train", "en", "de"))
+def test_multi30k_is_read_whole(shared_dir: Path):
+    text = read_parallel(*split_files(shared_dir / "data" / "multi30k", "train", "en", "de"))
     assert len(text) + text.removed["blank"] == 29_000  # the size that its authors give
     assert text.source[0] == "Two young, White males are outside near many bushes."
 
@@ -233,7 +230,7 @@ def test_cutting_keeps_every_pair_and_its_end_tokens():
 
 @pytest.mark.parametrize("rule", ["drop", "cut"])
 def test_pairs_at_the_limit_are_left_alone(rule: LengthRule):
-    assert limit_length(SOURCES, TARGETS, 5, 4, rule) == (SOURCES, TARGETS, 0)
+    assert limit_length(SOURCES, TARGETS, 5, 5, rule) == (SOURCES, TARGETS, 0)
 
 
 def test_a_limit_of_one_token_leaves_the_end_token():

@@ -2,17 +2,26 @@
 
 import pytest
 
-from transformer_jax.tasks import TASKS, Task, dates, number_words, numbers, reversal
+from transformer_jax.tasks import TASKS, Task, number_words, numbers
 from transformer_jax.tokenizer import CharacterTokenizer
 
 
-@pytest.fixture(scope="module", params=sorted(TASKS))
-def task(request: pytest.FixtureRequest) -> Task:
-    return TASKS[request.param](0)
+@pytest.fixture(scope="module")
+def made() -> dict[str, Task]:
+    return {name: make(seed=0) for name, make in TASKS.items()}
 
 
-def _pairs(task: Task) -> list[tuple[str, str]]:
-    return [*zip(task.train.source, task.train.target), *zip(task.held_out.source, task.held_out.target)]  # noqa: B905
+@pytest.fixture(params=sorted(TASKS))
+def task(request: pytest.FixtureRequest, made: dict[str, Task]) -> Task:
+    return made[request.param]
+
+
+def _answers(task: Task) -> dict[str, str]:
+    return {
+        source: target
+        for text in (task.train, task.held_out)
+        for source, target in zip(text.source, text.target, strict=True)
+    }
 
 
 def test_no_held_out_example_is_trained_on_and_none_occurs_twice(task: Task):
@@ -21,14 +30,14 @@ def test_no_held_out_example_is_trained_on_and_none_occurs_twice(task: Task):
 
 
 def test_the_same_seed_gives_the_same_corpus_and_another_seed_another(task: Task):
-    make = TASKS[task.name]
-    assert make(0) == task
-    assert make(1).held_out.source != task.held_out.source
+    assert TASKS[task.name]() == task
+    assert TASKS[task.name](seed=1).held_out.source != task.held_out.source
 
 
 def test_every_character_has_an_id(task: Task):
     tokenizer = CharacterTokenizer(task.characters)
-    assert not any(tokenizer.unknown_characters(line) for pair in _pairs(task) for line in pair)
+    everything = "".join(line for pair in _answers(task).items() for line in pair)
+    assert not tokenizer.unknown_characters(everything)
 
 
 def test_most_inputs_to_show_are_held_out(task: Task):
@@ -36,8 +45,8 @@ def test_most_inputs_to_show_are_held_out(task: Task):
     assert not set(task.show) & set(task.train.source)
 
 
-def test_dates_are_all_days_of_two_centuries_in_41_tokens():
-    task = dates()
+def test_dates_are_all_days_of_two_centuries_in_41_tokens(made: dict[str, Task]):
+    task = made["dates"]
     assert (len(task.train), len(task.held_out)) == (73_049 - 2_000, 2_000)
     assert CharacterTokenizer(task.characters).vocab_size == 41
     every_day = sorted([*task.train.source, *task.held_out.source])
@@ -55,33 +64,32 @@ def test_dates_are_all_days_of_two_centuries_in_41_tokens():
         ("1999-09-09", "9 September 1999"),
     ],
 )
-def test_a_date_is_written_out(iso: str, written: str):
-    assert (iso, written) in _pairs(dates())
+def test_a_date_is_written_out(made: dict[str, Task], iso: str, written: str):
+    assert _answers(made["dates"])[iso] == written
 
 
-def test_dates_show_inputs_that_no_rule_covers():
-    shown = dates().show
-    assert shown[-5:] == ("2150-07-04", "1850-11-23", "2021-02-30", "2021-13-01", "0001-01-01")
+def test_dates_show_inputs_that_no_rule_covers(made: dict[str, Task]):
+    assert made["dates"].show[-5:] == ("2150-07-04", "1850-11-23", "2021-02-30", "2021-13-01", "0001-01-01")
 
 
-def test_reversal_has_500_held_out_lists_of_three_to_eight_digits_in_13_tokens():
-    task = reversal()
+def test_reversal_has_500_held_out_lists_of_three_to_eight_digits_in_13_tokens(made: dict[str, Task]):
+    task = made["reversal"]
     assert (len(task.train), len(task.held_out)) == (64_000, 500)
     assert CharacterTokenizer(task.characters).vocab_size == 13
     assert {len(source) for source in task.train.source} == {3, 4, 5, 6, 7, 8}
     assert {len(source) for source in task.held_out.source} == {3, 4, 5, 6, 7, 8}
 
 
-def test_reversal_answers_read_the_list_backwards():
-    for source, target in _pairs(reversal()):
+def test_reversal_answers_read_the_list_backwards(made: dict[str, Task]):
+    for source, target in _answers(made["reversal"]).items():
         assert list(source) == list(reversed(target))
 
 
-def test_numbers_are_0_to_999_with_100_held_out():
-    task = numbers()
+def test_numbers_are_0_to_999_with_100_held_out(made: dict[str, Task]):
+    task = made["numbers"]
     assert (len(task.train), len(task.held_out)) == (900, 100)
-    assert {int(source) for source, _ in _pairs(task)} == set(range(1000))
-    assert ("142", "one hundred forty two") in _pairs(task)
+    assert {int(source) for source in _answers(task)} == set(range(1000))
+    assert _answers(task)["142"] == "one hundred forty two"
 
 
 @pytest.mark.parametrize("seed", range(20))

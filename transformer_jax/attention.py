@@ -73,9 +73,7 @@ def attention_weights(
     Where it forbids all of a row (a query of padding), the row is uniform: meaningless, but finite.
     """
     scale = queries_BHTK.shape[-1] ** -0.5
-    scores_BHTS = jnp.einsum(
-        "BHTK,BHSK->BHTS", queries_BHTK * scale, keys_BHSK, preferred_element_type=jnp.float32
-    )
+    scores_BHTS = jnp.einsum("BHTK,BHSK->BHTS", queries_BHTK * scale, keys_BHSK, preferred_element_type=jnp.float32)
     return jax.nn.softmax(jnp.where(mask, scores_BHTS, MASKED_SCORE), axis=-1)
 
 
@@ -141,9 +139,7 @@ class MultiHeadAttention(nn.Module):
         self.value = declare(self, "value", init_linear, D, D, bias)
         self.output = declare(self, "output", init_linear, D, D, bias)
 
-    def keys_values(
-        self, memory_BSD: Float[Array, "B S D"]
-    ) -> tuple[Float[Array, "B H S K"], Float[Array, "B H S K"]]:
+    def keys_values(self, memory_BSD: Float[Array, "B S D"]) -> tuple[Float[Array, "B H S K"], Float[Array, "B H S K"]]:
         """What there is to look at, projected: K W^K and V W^V, split into heads."""
         H = self.config.n_heads
         return split_heads(linear(self.key, memory_BSD), H), split_heads(linear(self.value, memory_BSD), H)

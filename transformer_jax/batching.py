@@ -109,9 +109,7 @@ def length_sorted_batches(lengths: Sequence[int], budget: int) -> list[list[int]
     return batches
 
 
-def bucket_bounds(
-    source_lengths: np.ndarray, target_lengths: np.ndarray, n_buckets: int
-) -> list[tuple[int, int]]:
+def bucket_bounds(source_lengths: np.ndarray, target_lengths: np.ndarray, n_buckets: int) -> list[tuple[int, int]]:
     """The (source, target) lengths of at most `n_buckets` shapes that leave the least padding.
 
     Pairs are ordered by their longer side and cut into runs; each run is padded to the longest source and target in
@@ -219,27 +217,28 @@ class TrainingBatches:
     buckets: Sequence[Bucket]
     seed: int
     n_batches: int
-    fingerprint: str = field(default="")
+    fingerprint: str = field(init=False)
+    batches_per_epoch: int = field(init=False)
     _assigned: np.ndarray = field(init=False, repr=False)
     _epochs: dict[int, list[tuple[int, np.ndarray]]] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_assigned", assign_buckets(self.pairs, self.buckets))
-        if not self.fingerprint:
-            object.__setattr__(self, "fingerprint", self.pairs.fingerprint())
+        assigned = assign_buckets(self.pairs, self.buckets)
+        object.__setattr__(self, "_assigned", assigned)
+        object.__setattr__(self, "fingerprint", self.pairs.fingerprint())
+        object.__setattr__(self, "batches_per_epoch", sum(self._batch_counts()))
 
-    @property
-    def batches_per_epoch(self) -> int:
-        counts = np.bincount(self._assigned, minlength=len(self.buckets))
-        return sum(-(-int(n) // b.rows) for n, b in zip(counts, self.buckets, strict=True))
+    def _batch_counts(self) -> list[int]:
+        """Batches an epoch, per bucket."""
+        pairs_in = np.bincount(self._assigned, minlength=len(self.buckets))
+        return [-(-int(n) // bucket.rows) for n, bucket in zip(pairs_in, self.buckets, strict=True)]
 
     @property
     def padding_share(self) -> float:
         """Of the slots of an epoch, both sides, the share that holds no token."""
-        counts = np.bincount(self._assigned, minlength=len(self.buckets))
         slots = sum(
-            -(-int(n) // b.rows) * b.rows * (b.source_length + b.target_length)
-            for n, b in zip(counts, self.buckets, strict=True)
+            n * bucket.rows * (bucket.source_length + bucket.target_length)
+            for n, bucket in zip(self._batch_counts(), self.buckets, strict=True)
         )
         return 1.0 - (len(self.pairs.source.ids) + len(self.pairs.target.ids)) / slots
 

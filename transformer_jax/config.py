@@ -210,6 +210,8 @@ class TrainConfig:
     """The optimiser, the loss and the loop."""
 
     steps: int = 100_000
+    epochs: int | None = None
+    """Passes over the training text; sets `steps`."""
     seed: int = 0
     schedule: Literal["paper", "rsqrt", "cosine", "constant"] = "paper"
     """paper: Eq. 3. The others rise to peak_rate over warmup_steps; rsqrt and cosine then fall."""
@@ -229,8 +231,8 @@ class TrainConfig:
     accumulation: int = 1
     """Parts that a step's batch is computed in, one after another, to save memory. Changes no number."""
     log_every: int = 50
-    evaluate_every: int = 1000
-    """Steps between evaluations; 0: only at the end."""
+    evaluate_every: int | None = 1000
+    """Steps between evaluations, the last step being one; 0: after each epoch; None: never."""
     checkpoint_every: int = 1000
     keep_checkpoints: int = 5
     patience: int | None = None
@@ -242,9 +244,12 @@ class TrainConfig:
         _one_of(self, schedule=("paper", "rsqrt", "cosine", "constant"), smoothing=("all", "others"))
         _not_below(self, 1, "steps", "warmup_steps", "accumulation", "log_every", "checkpoint_every")
         _not_below(self, 1, "keep_checkpoints")
-        _not_below(self, 0, "evaluate_every")
+        _check(
+            self.evaluate_every is None or self.evaluate_every >= 0,
+            f"evaluate_every is {self.evaluate_every}; it must be a number of steps, or 0 for every epoch.",
+        )
         _probabilities(self, "label_smoothing", "beta1", "beta2", "decay_fraction")
-        for name in ("peak_rate", "clip_norm", "patience", "n_devices"):
+        for name in ("peak_rate", "clip_norm", "patience", "n_devices", "epochs"):
             value = getattr(self, name)
             _check(value is None or value > 0, f"{name} is {value}; it must be above 0.")
         _check(
@@ -259,7 +264,8 @@ class DecodeConfig:
 
     extra_length: int = 50
     """A translation ends at the source's length plus this, in tokens (§6.1)."""
-    batch_size: int = 64
+    batch_tokens: int = 2048
+    """Source slots that are translated together."""
     metric: Literal["bleu", "exact"] = "bleu"
     """What is best: sacreBLEU, or the share of lines that are right to the letter."""
     limit: int | None = None
@@ -267,7 +273,7 @@ class DecodeConfig:
 
     def __post_init__(self) -> None:
         _one_of(self, metric=("bleu", "exact"))
-        _not_below(self, 1, "batch_size")
+        _not_below(self, 1, "batch_tokens")
         _not_below(self, 0, "extra_length")
 
 

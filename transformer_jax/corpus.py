@@ -7,11 +7,10 @@ later pair by one line.
 
 import gzip
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from io import BufferedIOBase
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Literal
 
 from transformer_jax.errors import UserError
 
@@ -29,16 +28,14 @@ _GZIP_MAGIC = b"\x1f\x8b"
 # --- lines --------------------------------------------------------------------------------------------------
 
 
-def iterate_lines(
-    stream: BinaryIO | BufferedIOBase, errors: DecodeErrors = "surrogateescape"
-) -> Iterator[str]:
-    """Yields the lines of a binary stream as they arrive, without their line ends.
+def iterate_lines(stream: Iterable[bytes], errors: DecodeErrors = "surrogateescape") -> Iterator[str]:
+    """Yields the lines of a binary stream (`sys.stdin.buffer`, say) as they arrive, without their line ends.
 
     One ``\\r`` before the ``\\n`` is dropped, and so is a byte-order mark at the start of the stream. A last
     line without ``\\n`` counts; the end of the stream right after a ``\\n`` is not one more line.
     """
     at_start = True
-    for raw in iter(stream.readline, b""):  # readline splits bytes at \n only
+    for raw in stream:  # binary streams split at \n only
         if at_start:
             at_start = False
             raw = raw.removeprefix(_BYTE_ORDER_MARK)
@@ -164,9 +161,7 @@ def split_files(folder: Path, split: str, source_lang: str, target_lang: str) ->
         for candidate in candidates:
             if candidate.is_file():
                 return candidate
-        raise UserError(
-            f"{folder} holds neither {candidates[0].name} nor {candidates[1].name}: put one of them there."
-        )
+        raise UserError(f"{folder} holds neither {candidates[0].name} nor {candidates[1].name}: put one of them there.")
 
     return find(source_lang), find(target_lang)
 
@@ -191,9 +186,7 @@ def limit_length(
     """
     shorten: Callable[[TokenIds, int], TokenIds | None] = {"drop": _drop, "cut": _cut}[rule]
     if min(max_source, max_target) < 1:
-        raise UserError(
-            f"The length limits are {max_source} and {max_target} tokens: both must be 1 or more."
-        )
+        raise UserError(f"The length limits are {max_source} and {max_target} tokens: both must be 1 or more.")
     kept_source: list[TokenIds] = []
     kept_target: list[TokenIds] = []
     affected = 0

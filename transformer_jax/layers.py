@@ -40,9 +40,7 @@ def sinusoids(length: int, d_model: int, layout: Positions) -> np.ndarray:
     return table.astype(np.float32)
 
 
-def layer_norm(
-    weights: Mapping[str, Array], x: Float[Array, "*B D"], epsilon: float
-) -> Float[Array, "*B D"]:
+def layer_norm(weights: Mapping[str, Array], x: Float[Array, "*B D"], epsilon: float) -> Float[Array, "*B D"]:
     """Each vector to mean 0 and variance 1, then scale and bias; in float32, returned in x's dtype."""
     x32 = x.astype(jnp.float32)
     centred = x32 - x32.mean(axis=-1, keepdims=True)
@@ -51,7 +49,7 @@ def layer_norm(
     return (normal * weights["scale"] + weights["bias"]).astype(x.dtype)
 
 
-def keep_mask(key: Array, keep_probability: float, shape: tuple[int, ...]) -> Bool[Array, "..."]:
+def keep_mask(key: Array, keep_probability: float, shape: tuple[int, ...]) -> Bool[Array, ...]:
     """True with the given probability, independently per element: a hash of the element's index and the key.
 
     XLA fuses the hash into the multiplication that uses the mask and makes it again for the gradient, so that no
@@ -112,9 +110,7 @@ class FeedForward(nn.Module):
         self.hidden = declare(self, "hidden", init_linear, D, F)
         self.output = declare(self, "output", init_linear, F, D)
 
-    def __call__(
-        self, x_BTD: Float[Array, "B T D"], *, deterministic: bool = True
-    ) -> Float[Array, "B T D"]:
+    def __call__(self, x_BTD: Float[Array, "B T D"], *, deterministic: bool = True) -> Float[Array, "B T D"]:
         drop = dropper(self, self.config.feed_forward_dropout, deterministic)
         return linear(self.output, drop(ACTIVATIONS[self.config.activation](linear(self.hidden, x_BTD))))
 
@@ -141,9 +137,7 @@ class Embedding(nn.Module):
 
     def logits(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """x E^T, float32."""
-        return jnp.einsum(
-            "BTD,VD->BTV", x_BTD, self.table.astype(x_BTD.dtype), preferred_element_type=jnp.float32
-        )
+        return jnp.einsum("BTD,VD->BTV", x_BTD, self.table.astype(x_BTD.dtype), preferred_element_type=jnp.float32)
 
 
 class PositionalEncoding(nn.Module):
@@ -159,9 +153,7 @@ class PositionalEncoding(nn.Module):
         else:
             self.table = sinusoids(c.max_length, c.d_model, c.positions)
 
-    def __call__(
-        self, x_BTD: Float[Array, "B T D"], positions_BT: Int[Array, "#B T"]
-    ) -> Float[Array, "B T D"]:
+    def __call__(self, x_BTD: Float[Array, "B T D"], positions_BT: Int[Array, "#B T"]) -> Float[Array, "B T D"]:
         return x_BTD + jnp.asarray(self.table)[positions_BT].astype(x_BTD.dtype)
 
 

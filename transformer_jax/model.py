@@ -239,9 +239,7 @@ class Transformer(nn.Module):
         """Logits (float32) for the token after each target token, all at once (teacher forcing)."""
         if source_segments_BS is None:
             source_segments_BS = self.source_segments(source_ids_BS)
-        memory_BSD = self.encode(
-            source_ids_BS, source_segments_BS, source_positions_BS, deterministic=deterministic
-        )
+        memory_BSD = self.encode(source_ids_BS, source_segments_BS, source_positions_BS, deterministic=deterministic)
         return self.decode(
             target_ids_BT,
             memory_BSD,

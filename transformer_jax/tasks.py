@@ -58,9 +58,7 @@ def dates(seed: int = 0) -> Task:
     held_out = set(np.random.default_rng(seed).choice(n_days, size=2_000, replace=False).tolist())
     return _task(
         "dates",
-        train=[
-            (day.isoformat(), written_date(day)) for index, day in enumerate(days) if index not in held_out
-        ],
+        train=[(day.isoformat(), written_date(day)) for index, day in enumerate(days) if index not in held_out],
         held_out=[(days[index].isoformat(), written_date(days[index])) for index in sorted(held_out)],
         also_show=OUT_OF_RANGE_DATES,
         seed=seed,
@@ -146,7 +144,7 @@ def numbers(seed: int = 0) -> Task:
 TASKS: dict[str, Callable[..., Task]] = {"dates": dates, "reversal": reversal, "numbers": numbers}
 
 
-# --- shared -------------------------------------------------------------------------------------------------
+# --- helpers ------------------------------------------------------------------------------------------------
 
 
 def _task(

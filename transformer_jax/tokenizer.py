@@ -77,9 +77,7 @@ class CharacterTokenizer:
 
     def __init__(self, characters: Sequence[str]) -> None:
         if any(len(character) != 1 for character in characters) or len(set(characters)) != len(characters):
-            raise UserError(
-                "A character vocabulary is made of different single characters: remove what is not one."
-            )
+            raise UserError("A character vocabulary is made of different single characters: remove what is not one.")
         self._pieces = [PAD, START, END, *characters]
         self._ids = {character: index for index, character in enumerate(self._pieces) if index > self.end_id}
         self.vocab_size = self.source_vocab_size = len(self._pieces)
@@ -125,9 +123,7 @@ class _Side:
         self.vocab = dict(vocab)
         for token in _SPECIAL:
             if token not in vocab:
-                raise UserError(
-                    f"The vocabulary has no {token}: add it to vocab.json with the id the model uses."
-                )
+                raise UserError(f"The vocabulary has no {token}: add it to vocab.json with the id the model uses.")
         self.end_id, self.unknown_id, self.pad_id = (vocab[token] for token in _SPECIAL)
         self.size = max(vocab.values()) + 1
         self.tags = sorted(piece for piece in vocab if _LANGUAGE_TAG.fullmatch(piece))
@@ -135,9 +131,7 @@ class _Side:
         # user's line becomes the end token. SentencePiece alone does not prevent it, for it gives back a
         # stretch of unknown characters as one piece, which can read "</s>" or ">>fra<<": so these are never
         # looked up.
-        controls = {
-            self.processor.id_to_piece(i) for i in range(len(self.processor)) if self.processor.is_control(i)
-        }
+        controls = {self.processor.id_to_piece(i) for i in range(len(self.processor)) if self.processor.is_control(i)}
         reserved = {*_SPECIAL, *controls, *self.tags}
         self._text_ids = {piece: index for piece, index in vocab.items() if piece not in reserved}
         self._pieces = {index: piece for piece, index in vocab.items() if piece not in _SPECIAL}
@@ -145,9 +139,7 @@ class _Side:
     def encode(self, lines: Sequence[str], refuse_unknown_tags: bool) -> list[list[int]]:
         tags, texts = zip(*(self._split_tag(line, refuse_unknown_tags) for line in lines), strict=True)
         # Starting threads takes longer than a short line does.
-        pieces_of_lines = self.processor.encode(
-            list(texts), out_type=str, num_threads=1 if len(lines) < 64 else -1
-        )
+        pieces_of_lines = self.processor.encode(list(texts), out_type=str, num_threads=1 if len(lines) < 64 else -1)
         return [
             tag + [self._text_ids.get(piece, self.unknown_id) for piece in pieces] + [self.end_id]
             for tag, pieces in zip(tags, pieces_of_lines, strict=True)
@@ -280,9 +272,8 @@ def train_sentencepiece(
         progress: show a bar on standard error while the text is read.
     """
     import sentencepiece
-    from tqdm import tqdm
 
-    text = _sample(tqdm(lines, desc="reading text", unit=" lines", disable=not progress), max_lines, seed)
+    text = _sample(lines, max_lines, seed, progress)
     if not any(line.strip() for line in text):
         raise UserError("There is no text to make a vocabulary from: give files that have text in them.")
     model = io.BytesIO()
@@ -305,9 +296,7 @@ def train_sentencepiece(
     except RuntimeError as error:
         raise _training_error(vocab_size, error) from error
     proto = model.getvalue()
-    return SentencePieceTokenizer(
-        proto, proto, vocabulary_of(proto), source_lang=source_lang, target_lang=target_lang
-    )
+    return SentencePieceTokenizer(proto, proto, vocabulary_of(proto), source_lang=source_lang, target_lang=target_lang)
 
 
 def vocabulary_of(model: Path | bytes) -> dict[str, int]:
@@ -318,11 +307,13 @@ def vocabulary_of(model: Path | bytes) -> dict[str, int]:
     return vocab
 
 
-def _sample(lines: Iterable[str], max_lines: int | None, seed: int) -> list[str]:
+def _sample(lines: Iterable[str], max_lines: int | None, seed: int, progress: bool) -> list[str]:
     """All lines, or an even random sample of them (reservoir sampling), without surrogates."""
+    from tqdm import tqdm
+
     rng = random.Random(seed)
     kept: list[str] = []
-    for index, line in enumerate(lines):
+    for index, line in enumerate(tqdm(lines, desc="reading text", unit=" lines", disable=not progress)):
         if max_lines is None or len(kept) < max_lines:
             kept.append(_without_surrogates(line))
         elif (slot := rng.randrange(index + 1)) < max_lines:
@@ -348,22 +339,16 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     """Loads the tokenizer of a model folder: ours, or Hugging Face's Marian layout."""
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}: name a folder that holds a model.")
-    config = (
-        _read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
-    )
+    config = _read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
     name = config.get("tokenizer_class") or "MarianTokenizer"  # OPUS-MT folders of 2020 do not say
     if name == "CharacterTokenizer":
         _require_files(folder, ["vocab.json"])
         vocab = _read_vocab(folder / "vocab.json")
         return CharacterTokenizer(sorted(vocab.keys() - {PAD, START, END}, key=vocab.__getitem__))
     if name != "MarianTokenizer":
-        raise UserError(
-            f"{folder} has a {name}, which is not supported: use a Marian (OPUS-MT) model folder."
-        )
+        raise UserError(f"{folder} has a {name}, which is not supported: use a Marian (OPUS-MT) model folder.")
     separate = config.get("separate_vocabs", (folder / "target_vocab.json").is_file())
-    _require_files(
-        folder, ["source.spm", "target.spm", "vocab.json", *(["target_vocab.json"] if separate else [])]
-    )
+    _require_files(folder, ["source.spm", "target.spm", "vocab.json", *(["target_vocab.json"] if separate else [])])
     return SentencePieceTokenizer(
         folder / "source.spm",
         folder / "target.spm",
@@ -378,9 +363,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 def _require_files(folder: Path, names: Sequence[str]) -> None:
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
-        raise UserError(
-            f"{folder} lacks {', '.join(missing)}: copy the whole model folder, tokenizer files included."
-        )
+        raise UserError(f"{folder} lacks {', '.join(missing)}: copy the whole model folder, tokenizer files included.")
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -389,9 +372,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise UserError(f"{path} is not valid JSON ({error}): copy or download it again.") from error
     if not isinstance(content, dict):
-        raise UserError(
-            f"{path} holds a {type(content).__name__}, not an object: it is not a file of this format."
-        )
+        raise UserError(f"{path} holds a {type(content).__name__}, not an object: it is not a file of this format.")
     return content
 
 
@@ -425,7 +406,7 @@ def _load_processor(model: bytes) -> Any:
         raise UserError(f"This is not a SentencePiece model ({error}): copy or download it again.") from error
 
 
-# --- shared -------------------------------------------------------------------------------------------------
+# --- helpers ------------------------------------------------------------------------------------------------
 
 
 def _until(ids: Sequence[int], end_id: int) -> Iterable[int]:

@@ -16,6 +16,7 @@ from transformer_jax.batching import Batch
 from transformer_jax.config import TrainConfig
 from transformer_jax.loss import LossSums, cross_entropy
 from transformer_jax.model import Transformer
+from transformer_jax.optimizer import learning_rate
 from transformer_jax.sharding import DATA
 
 Params = dict[str, Any]
@@ -32,10 +33,11 @@ class TrainState:
 
 
 class StepLog(NamedTuple):
-    """What a step reports: sums over its tokens, and the norm of the mean gradient before clipping."""
+    """What a step reports: sums over its tokens, the norm of the mean gradient before clipping, and the rate."""
 
     sums: LossSums
     gradient_norm: Float[Array, ""]
+    rate: Float[Array, ""]
 
 
 TrainStep = Callable[[TrainState, Batch], tuple[TrainState, StepLog]]
@@ -123,21 +125,21 @@ def make_train_step(
         out_specs=PartitionSpec(),
     )
 
+    rate = learning_rate(config, model.config.d_model)
+
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, StepLog]:
         key = jax.random.fold_in(jax.random.key(config.seed + 1), state.step)
         gradients, sums = all_gradients(state.params, batch, key)
         gradients = jax.tree.map(lambda g: g / jnp.maximum(sums.tokens, 1.0), gradients)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        log = StepLog(sums, optax.global_norm(gradients))
+        log = StepLog(sums, optax.global_norm(gradients), rate(state.step + 1))
         return TrainState(step=state.step + 1, params=params, opt_state=opt_state), log
 
     return jax.jit(train_step, donate_argnums=0)
 
 
-def make_loss_step(
-    model: Transformer, config: TrainConfig, mesh: Mesh
-) -> Callable[[Params, Batch], LossSums]:
+def make_loss_step(model: Transformer, config: TrainConfig, mesh: Mesh) -> Callable[[Params, Batch], LossSums]:
     """The jitted loss of a batch without dropout, summed over all devices: for validation."""
 
     def device_loss(params: Params, batch: Batch) -> LossSums:

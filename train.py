@@ -1,0 +1,29 @@
+"""Trains a Transformer: `python train.py [--config configs/NAME.py] [--section.setting VALUE ...]`.
+
+Without arguments it learns to write dates out, from a corpus made by rule: no download, minutes on a CPU.
+"""
+
+import sys
+from pathlib import Path
+
+from transformer_jax.cli import run_command
+from transformer_jax.run_options import parse_options
+from transformer_jax.sharding import join_processes, use_compilation_cache
+
+DEFAULT_CONFIG = Path(__file__).parent / "configs" / "dates.py"
+
+
+def main(arguments: list[str]) -> int:
+    options = parse_options(arguments, DEFAULT_CONFIG)
+    use_compilation_cache()
+    join_processes(options.processes.coordinator, options.processes.count, options.processes.id)
+
+    from transformer_jax.trainer import Trainer
+
+    folder = options.output or Path("runs") / options.run.name
+    outcome = Trainer(options.run, folder, options.resume).train()
+    return outcome.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(lambda: main(sys.argv[1:])))

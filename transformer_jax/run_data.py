@@ -1,0 +1,97 @@
+"""What a run reads: its texts, its tokenizer, and the training pairs in tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformer_jax.batching import Ragged, TokenPairs
+from transformer_jax.config import DataConfig
+from transformer_jax.corpus import ParallelText, limit_length, read_parallel, split_files
+from transformer_jax.errors import UserError
+from transformer_jax.tasks import TASKS
+from transformer_jax.tokenizer import (
+    CharacterTokenizer,
+    Tokenizer,
+    load_tokenizer,
+    train_sentencepiece,
+)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The sentence pairs of a run."""
+
+    train: ParallelText
+    validation: ParallelText | None
+    test: ParallelText | None
+    characters: tuple[str, ...] | None = None
+    """The alphabet of a task made by rule; None for text, which is cut into sub-words."""
+    samples: tuple[str, ...] = ()
+    """Sources that the task wants to see translated."""
+
+
+def read_texts(config: DataConfig) -> Texts:
+    """Reads or makes all texts that the configuration names."""
+    if config.task is not None:
+        if config.task not in TASKS:
+            raise UserError(f"There is no task {config.task!r}; the tasks are {', '.join(TASKS)}.")
+        task = TASKS[config.task]()
+        return Texts(_first(task.train, config.limit), task.held_out, None, task.characters, task.show)
+    if config.dir is not None:
+        train = read_parallel(*_split(config, config.train_split))
+        validation = read_parallel(*_split(config, config.validation_split))
+        test = read_parallel(*_split(config, config.test_split)) if config.test_split else None
+        return Texts(_first(train, config.limit), validation, test)
+    if not config.source:
+        raise UserError(
+            "There is no training text: name a folder with --data.dir, files with --data.source and --data.target, "
+            "or a task with --data.task."
+        )
+    return Texts(
+        _first(read_parallel(config.source, config.target), config.limit),
+        _optional(config.validation_source, config.validation_target, "validation"),
+        _optional(config.test_source, config.test_target, "test"),
+    )
+
+
+def _split(config: DataConfig, split: str) -> tuple[Path, Path]:
+    assert config.dir is not None
+    return split_files(config.dir, split, config.source_lang, config.target_lang)
+
+
+def _optional(source: Path | None, target: Path | None, name: str) -> ParallelText | None:
+    if (source is None) != (target is None):
+        raise UserError(f"Only one side of the {name} text is named; name both {name}_source and {name}_target.")
+    return None if source is None or target is None else read_parallel(source, target)
+
+
+def _first(text: ParallelText, limit: int | None) -> ParallelText:
+    return text if limit is None else ParallelText(text.source[:limit], text.target[:limit], text.removed)
+
+
+def find_tokenizer(config: DataConfig, texts: Texts, saved: Path, progress: bool) -> Tokenizer:
+    """The run's tokenizer: the one it has saved, the one that is given, the task's alphabet, or a new one."""
+    if saved.is_dir():
+        return load_tokenizer(saved)
+    if config.tokenizer is not None:
+        return load_tokenizer(config.tokenizer)
+    if texts.characters is not None:
+        return CharacterTokenizer(texts.characters)
+    both_sides = [*texts.train.source, *texts.train.target]
+    return train_sentencepiece(both_sides, config.vocab_size, model_type=config.tokenizer_type, progress=progress)
+
+
+def to_tokens(
+    text: ParallelText, tokenizer: Tokenizer, max_tokens: int | None, rule: str = "drop"
+) -> tuple[TokenPairs, int]:
+    """The text in tokens, and how many pairs the length rule took out or cut."""
+    source: Sequence[list[int]] = tokenizer.encode_source_batch(text.source)
+    target: Sequence[list[int]] = tokenizer.encode_target_batch(text.target)
+    changed = 0
+    if max_tokens is not None:
+        source, target, changed = limit_length(source, target, max_tokens, max_tokens, rule)  # type: ignore[arg-type]
+    if not source:
+        raise UserError(f"No sentence pair is left: all are longer than max_tokens, {max_tokens}; raise it.")
+    return TokenPairs(Ragged.pack(source), Ragged.pack(target), tokenizer.pad_id, tokenizer.start_id), changed

@@ -1,0 +1,107 @@
+"""The run folder: everything that a run leaves behind, readable without this package.
+
+config.json     what was asked for            metrics.jsonl   one record a line, all numbers of the run
+tokenizer/      the vocabulary                events.*        the same for TensorBoard
+checkpoints/    training state (orbax)        curves.png      loss, accuracy, rate, score over the steps
+model/          the best model, for use       samples.md      the same sentences after each evaluation
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from transformer_jax.config import RunConfig, to_json
+from transformer_jax.errors import UserError
+from transformer_jax.sharding import is_main_process
+
+Record = dict[str, Any]
+
+
+class RunFolder:
+    """Paths and records of one run. Only the main process writes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.checkpoints = folder / "checkpoints"
+        self.tokenizer = folder / "tokenizer"
+        self.model = folder / "model"
+        self.metrics = folder / "metrics.jsonl"
+        self._events: Any = None
+
+    def create(self, config: RunConfig) -> None:
+        if self.folder.exists() and not self.folder.is_dir():
+            raise UserError(f"{self.folder} is a file; name a folder for the run.")
+        if is_main_process():
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                write_whole(self.folder / "config.json", json.dumps(to_json(config), indent=2) + "\n")
+            except OSError as error:
+                raise UserError(f"The run folder {self.folder} cannot be written ({error.strerror}).") from error
+
+    def write(self, kind: str, step: int, **values: Any) -> None:
+        """Appends a record to metrics.jsonl and its numbers to the TensorBoard events."""
+        if not is_main_process():
+            return
+        with self.metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"kind": kind, "step": step, **values}, ensure_ascii=False) + "\n")
+        if self._events is None:
+            from tensorboardX import SummaryWriter  # here: its import takes longer than that of all the rest
+
+            self._events = SummaryWriter(str(self.folder), purge_step=step)
+        for name, value in values.items():
+            if isinstance(value, int | float):
+                self._events.add_scalar(f"{kind}/{name}", value, step)
+
+    def records(self, kind: str | None = None) -> list[Record]:
+        if not self.metrics.is_file():
+            return []
+        lines = self.metrics.read_text(encoding="utf-8").split("\n")
+        # A run that is killed may leave its last line half-written.
+        records = [json.loads(line) for line in lines if line.endswith("}")]
+        return [r for r in records if kind in (None, r["kind"])]
+
+    def forget_after(self, step: int) -> None:
+        """Drops records beyond the step that a run goes on from: they are about to be made again."""
+        if is_main_process() and self.metrics.is_file():
+            kept = [json.dumps(r, ensure_ascii=False) + "\n" for r in self.records() if r["step"] <= step]
+            write_whole(self.metrics, "".join(kept))
+
+    def draw(self, lowest_loss: float) -> None:
+        """Writes samples.md and curves.png anew from the records."""
+        if not is_main_process():
+            return
+        write_whole(self.folder / "samples.md", samples_page(self.records("validation")))
+        from transformer_jax.plots import draw_curves
+
+        draw_curves(self.folder / "curves.png", self.records(), lowest_loss)
+
+    def close(self) -> None:
+        if self._events is not None:
+            self._events.close()
+            self._events = None
+
+
+def samples_page(records: list[Record]) -> str:
+    """The fixed sentences, each with its translation after every evaluation, one under the other."""
+    stages = [r for r in records if r.get("samples")]
+    if not stages:
+        return "No sentence was translated during this run.\n"
+    lines = ["# Samples", ""]
+    for n, (source, _) in enumerate(stages[-1]["samples"]):
+        lines += [f"## {_code(source)}", "", "| step | translation |", "|---:|---|"]
+        lines += [f"| {r['step']} | {_code(r['samples'][n][1])} |" for r in stages if n < len(r["samples"])]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _code(text: str) -> str:
+    return "`" + text.replace("`", "'").replace("|", "\\|") + "`" if text else ""
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file so that it is never seen half-written."""
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)

@@ -1,0 +1,384 @@
+"""The loop: steps, evaluations, checkpoints, and what the user sees of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+
+from transformer_jax.batching import (
+    Batch,
+    Bucket,
+    Position,
+    TokenPairs,
+    TrainingBatches,
+    every_pair_once,
+    make_buckets,
+    read_ahead,
+)
+from transformer_jax.checkpoint import Checkpoints
+from transformer_jax.config import DataConfig, ModelConfig, RunConfig
+from transformer_jax.errors import UserError
+from transformer_jax.evaluation import loss_of, per_token, score_translations
+from transformer_jax.hf_marian import save_model
+from transformer_jax.loss import lowest_loss
+from transformer_jax.model import Transformer
+from transformer_jax.optimizer import adam
+from transformer_jax.progress import Progress
+from transformer_jax.run_data import find_tokenizer, read_texts, to_tokens
+from transformer_jax.run_folder import RunFolder
+from transformer_jax.sharding import data_mesh, is_main_process, replicate, shard_rows
+from transformer_jax.tokenizer import SentencePieceTokenizer, Tokenizer
+from transformer_jax.training import StepLog, TrainState, init_state, make_loss_step, make_train_step
+from transformer_jax.translator import Translator
+
+Resume = Literal["auto", "never"]
+METRIC_NAMES = {"bleu": "BLEU", "exact": "exact match"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    step: int
+    score: float | None
+    """The best score on the validation text."""
+    stopped_by: str | None = None
+    """The signal that ended the run early."""
+
+    @property
+    def exit_code(self) -> int:
+        """0, or what a shell expects of a program that ended by a signal: 128 plus its number."""
+        return 0 if self.stopped_by is None else 128 + signal.Signals[self.stopped_by]
+
+
+@dataclasses.dataclass
+class Best:
+    """The best evaluation so far, kept with each checkpoint."""
+
+    score: float | None = None
+    step: int = 0
+    evaluations_since: int = 0
+
+
+class Trainer:
+    """One run: built from a config, then trained. Everything that takes long happens in `train`."""
+
+    def __init__(self, config: RunConfig, folder: Path, resume: Resume = "auto") -> None:
+        self.say = Progress.say if is_main_process() else lambda *_: None
+        self.folder = RunFolder(folder)
+        found = self.folder.checkpoints.is_dir() and any(self.folder.checkpoints.iterdir())
+        if found and resume == "never":
+            raise UserError(
+                f"{folder} already holds a run; go on with it (--resume auto), or name another folder with --output."
+            )
+        self.mesh = data_mesh(config.train.n_devices)
+        check_devices(config, self.mesh.size)
+        texts = read_texts(config.data)
+        self.folder.create(config)
+        tokenizer = find_tokenizer(config.data, texts, self.folder.tokenizer, progress=sys.stderr.isatty())
+        if is_main_process() and not self.folder.tokenizer.is_dir():
+            tokenizer.save(self.folder.tokenizer)
+        model_config = fit_model(config.model, tokenizer)
+        self.config = dataclasses.replace(config, model=model_config)
+        self.texts, self.tokenizer = texts, tokenizer
+        self.samples = config.samples or texts.samples
+
+        check_lengths(config.data, model_config)
+        pairs, n_changed = to_tokens(texts.train, tokenizer, config.data.max_tokens, config.data.too_long)
+        self.buckets = make_buckets(pairs, config.data)
+        self.batches, self.config = plan_steps(pairs, self.buckets, self.config)
+        self.validation = self._validation_batches()
+
+        self.model = Transformer(model_config)
+        train = self.config.train
+        self.optimizer = adam(train, model_config.d_model)
+        self.train_step = make_train_step(self.model, self.optimizer, train, self.mesh)
+        self.loss_step = make_loss_step(self.model, train, self.mesh)
+        self._translator: Translator | None = None
+        self._reader: Iterator[Batch] | None = None
+        self.checkpoints = Checkpoints(self.folder.checkpoints, config.train.keep_checkpoints)
+        self._describe(pairs, n_changed)
+
+    def _validation_batches(self) -> tuple[TokenPairs, list[Bucket]] | None:
+        """The validation pairs with shapes of their own: none is left out, however long."""
+        if self.texts.validation is None:
+            return None
+        limit = self.config.model.max_length
+        pairs, n_cut = to_tokens(self.texts.validation, self.tokenizer, limit, "cut")
+        if n_cut:
+            self.say(f"validation: {n_cut} pairs cut to the model's {limit} tokens")
+        data = dataclasses.replace(self.config.data, n_buckets=min(4, self.config.data.n_buckets))
+        return pairs, make_buckets(pairs, data)
+
+    def _describe(self, pairs: TokenPairs, n_changed: int) -> None:
+        params = jax.eval_shape(lambda: init_state(self.model, self.optimizer, 0)).params
+        n_params = sum(math.prod(x.shape) for x in jax.tree.leaves(params))
+        c, b = self.config, self.batches
+        self.say(f"run        {self.folder.folder}")
+        self.say(
+            f"model      {n_params:,} parameters: d_model {c.model.d_model}, {c.model.n_heads} heads, d_ff {c.model.d_ff}, "
+            f"{c.model.n_encoder_layers}+{c.model.n_decoder_layers} layers, vocabulary {c.model.vocab_size:,}"
+        )
+        removed = [f"{n:,} {rule}" for rule, n in self.texts.train.removed.items() if n]
+        if n_changed:
+            removed.append(
+                f"{n_changed:,} longer than {c.data.max_tokens} tokens {'cut' if c.data.too_long == 'cut' else 'dropped'}"
+            )
+        self.say(
+            f"text       {len(pairs):,} pairs to train on" + (f" (left out: {', '.join(removed)})" if removed else "")
+        )
+        shapes = ", ".join(f"{s.rows}x{s.source_length}/{s.target_length}" for s in self.buckets)
+        self.say(f"batches    {b.batches_per_epoch:,} an epoch, padding {b.padding_share:.1%}, shapes {shapes}")
+        self.say(f"devices    {self.mesh.size} {jax.devices()[0].device_kind}")
+
+    def train(self) -> Outcome:
+        """Trains to the last step, or until a signal, early stopping or a loss that is not a number."""
+        c = self.config.train
+        state = replicate(init_state(self.model, self.optimizer, c.seed), self.mesh)
+        best, step = Best(), 0
+        if self.checkpoints.latest_step is not None:
+            state, progress = self.checkpoints.restore(state)
+            step = self.batches.check_position(progress["position"])
+            best = Best(**progress["best"])
+            self.folder.forget_after(step)
+            self.say(f"resuming   at step {step:,}")
+
+        with catch_signals() as caught, Progress(c.steps, step) as progress:
+            while step < c.steps and not caught and not self._patience_is_over(best):
+                stop_at = min(self._next_stop(step), c.steps)
+                state, step = self._run_steps(state, step, stop_at, caught, progress)
+                if self._is_evaluated(step):
+                    self._evaluate(step, state.params, best, progress)
+                self._save(state, self.batches.position(step), best)
+        self.checkpoints.close()
+        stopped_by = caught[0] if caught and step < c.steps else None
+        if stopped_by:
+            self.say(f"{stopped_by}: saved at step {step:,}; the same command goes on from there.")
+        else:
+            self._finish(step, state.params, best)
+        self.folder.close()
+        return Outcome(step, best.score, stopped_by)
+
+    def _patience_is_over(self, best: Best) -> bool:
+        patience = self.config.train.patience
+        return patience is not None and best.evaluations_since >= patience
+
+    def _next_stop(self, step: int) -> int:
+        """The next step after which something other than a step is to be done."""
+        intervals = [self.config.train.checkpoint_every, self.config.train.evaluate_every]
+        return min(step - step % n + n for n in intervals if n)
+
+    def _is_evaluated(self, step: int) -> bool:
+        every = self.config.train.evaluate_every
+        return every is not None and (step % every == 0 or step == self.config.train.steps)
+
+    def _run_steps(
+        self, state: TrainState, step: int, stop_at: int, caught: list[str], progress: Progress
+    ) -> tuple[TrainState, int]:
+        """Steps up to `stop_at`, or to the first after a signal; all of them are logged when it returns."""
+        pending: tuple[int, StepLog] | None = None
+        self._reader = self._reader or read_ahead(self.batches, step)
+        while step < stop_at and not caught:
+            state, log = self.train_step(state, shard_rows(next(self._reader), self.mesh))
+            step += 1
+            # The log of the step before: while it is read, the device is busy with this one.
+            if pending is not None:
+                self._log(*pending, progress)
+            pending = (step, log)
+        if pending is not None:
+            self._log(*pending, progress)
+        return state, step
+
+    def _log(self, step: int, log: StepLog, progress: Progress) -> None:
+        log = jax.device_get(log)
+        values = per_token(log.sums)
+        if not math.isfinite(values["loss"]):
+            saved = self.checkpoints.latest_step
+            raise UserError(
+                f"The loss of step {step} is {values['loss']}; "
+                + (f"the last good checkpoint is that of step {saved}. " if saved is not None else "")
+                + "Lower the learning rate or set train.clip_norm, and start again."
+            )
+        rate = float(log.rate)
+        speed = progress.step(step, float(log.sums.tokens), values["loss"], rate)
+        if step % self.config.train.log_every == 0 or step == self.config.train.steps:
+            self.folder.write(
+                "train",
+                step,
+                **values,
+                rate=rate,
+                gradient_norm=float(log.gradient_norm),
+                target_tokens_per_second=speed,
+            )
+
+    def _evaluate(self, step: int, params: Any, best: Best, progress: Progress) -> None:
+        """Loss and score on the validation text; the model folder is written when the score is the best."""
+        translator = self._translate_with(params)
+        began = time.monotonic()
+        record: dict[str, Any] = {}
+        score = None
+        if self.validation is not None and self.texts.validation is not None:
+            pairs, buckets = self.validation
+            sums = loss_of(self.loss_step, translator.params, every_pair_once(pairs, buckets), self.mesh)
+            record |= per_token(sums)
+            limit = self.config.decode.limit
+            found = self._score(translator, self.texts.validation.source[:limit], self.texts.validation.target[:limit])
+            record |= found
+            score = record["score"] = found[self.config.decode.metric]
+        if self.samples:
+            shown = translator.translate(self.samples)
+            record["samples"] = [[s, t.text] for s, t in zip(self.samples, shown, strict=True)]
+        improved = score is None or best.score is None or score > best.score
+        if improved:
+            best.score, best.step, best.evaluations_since = score, step, 0
+            self._save_model(translator.params)
+        else:
+            best.evaluations_since += 1
+        record["seconds"] = time.monotonic() - began
+        self.folder.write("validation", step, **record)
+        self.folder.draw(self._lowest_loss())
+        progress.pause(time.monotonic() - began)
+        if score is not None:
+            self.say(
+                f"step {step:>7,}  validation loss {record['loss']:.4f}  accuracy {record['accuracy']:.4f}  "
+                f"{METRIC_NAMES[self.config.decode.metric]} {score:.4g}{'  best' if improved else ''}"
+            )
+
+    def _translate_with(self, params: Any) -> Translator:
+        """A translator of these parameters; its programs are compiled once in a run."""
+        if self._translator is None:
+            self._translator = Translator(self.model, params, self.tokenizer, self.config.decode, self.mesh)
+        return self._translator.with_params(params)
+
+    def _finish(self, step: int, params: Any, best: Best) -> None:
+        """The run is over: its model folder is complete; the test text is scored with the best model, once."""
+        if self.config.train.evaluate_every is None:
+            self._save_model(params)
+        results = [r for r in self.folder.records("result") if r["step"] == step]
+        if not results:
+            result = {"best_step": best.step, "best_score": best.score}
+            if self.texts.test is not None and self.config.train.evaluate_every is not None:
+                translator = Translator.from_pretrained(self.folder.folder, self.config.decode)
+                result |= self._score(translator, self.texts.test.source, self.texts.test.target)
+            self.folder.write("result", step, **result)
+            results = [result]
+        self._tell_results(step, results[0])
+
+    def _tell_results(self, step: int, result: dict[str, Any]) -> None:
+        shown = self.folder.records("validation")
+        if shown and shown[-1].get("samples"):
+            width = max(len(source) for source, _ in shown[-1]["samples"])
+            for source, translation in shown[-1]["samples"]:
+                self.say(f"  {source:<{width}}  ->  {translation}")
+        self.say(f"finished   {step:,} steps")
+        if result["best_score"] is not None:
+            name = METRIC_NAMES[self.config.decode.metric]
+            self.say(f"validation {name} {result['best_score']:.4g}, best at step {result['best_step']:,}")
+        if "bleu" in result:
+            self.say(
+                f"test       BLEU {result['bleu']:.2f} (lower-cased {result['bleu_lowercase']:.2f}), chrF "
+                f"{result['chrf']:.2f}, exact match {result['exact']:.4g}  [{result['signature']}]"
+            )
+        counts = ", ".join(f"{name} {n}" for name, n in self.program_counts().items())
+        self.say(f"programs   compiled: {counts}")
+        self.say(f"model      {self.folder.model}")
+
+    def _score(self, translator: Translator, sources: list[str], references: list[str]) -> dict[str, Any]:
+        outputs = [t.text for t in translator.translate(sources)]
+        return dataclasses.asdict(score_translations(outputs, references, self.config.data.target_lang))
+
+    def _lowest_loss(self) -> float:
+        return lowest_loss(self.config.model.vocab_size, self.config.train.label_smoothing, self.config.train.smoothing)
+
+    def _save_model(self, params: Any) -> None:
+        if is_main_process():
+            save_model(self.folder.model, self.config.model, jax.device_get(params))
+            self.tokenizer.save(self.folder.model)
+
+    def _save(self, state: TrainState, position: Position, best: Best) -> None:
+        self.checkpoints.save(state, {"position": position.to_json(), "best": dataclasses.asdict(best)})
+
+    def program_counts(self) -> dict[str, int]:
+        """How many programs each jitted function has been compiled to."""
+        functions: dict[str, Any] = {"training": self.train_step, "validation loss": self.loss_step}
+        if self._translator is not None:
+            functions["translation"] = self._translator.decode
+        return {name: function._cache_size() for name, function in functions.items()}
+
+
+def plan_steps(pairs: TokenPairs, buckets: list[Bucket], config: RunConfig) -> tuple[TrainingBatches, RunConfig]:
+    """The run's batches, and the config with counts of epochs turned into counts of steps."""
+    train = config.train
+    batches = TrainingBatches(pairs, buckets, train.seed, train.steps)
+    per_epoch = batches.batches_per_epoch
+    if train.epochs is not None:
+        batches = dataclasses.replace(batches, n_batches=train.epochs * per_epoch)
+        train = dataclasses.replace(train, steps=train.epochs * per_epoch)
+    if train.evaluate_every == 0:
+        train = dataclasses.replace(train, evaluate_every=per_epoch)
+    return batches, dataclasses.replace(config, train=train)
+
+
+def fit_model(config: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
+    """The model of the tokenizer's vocabulary. With sub-words it starts from a zero vector, as Marian does, so that
+    the exported model is the same one everywhere."""
+    separate = tokenizer.source_vocab_size != tokenizer.vocab_size
+    return dataclasses.replace(
+        config,
+        vocab_size=tokenizer.vocab_size,
+        source_vocab_size=tokenizer.source_vocab_size if separate else None,
+        pad_id=tokenizer.pad_id,
+        start_id=tokenizer.start_id,
+        end_id=tokenizer.end_id,
+        start_embedding="zero" if isinstance(tokenizer, SentencePieceTokenizer) else config.start_embedding,
+    )
+
+
+def check_devices(config: RunConfig, n_devices: int) -> None:
+    """Every batch must split evenly over the devices and the parts of a step."""
+    parts = n_devices * config.train.accumulation
+    if config.data.rows_multiple % parts:
+        raise UserError(
+            f"Batches have a multiple of {config.data.rows_multiple} rows, which {n_devices} devices in "
+            f"{config.train.accumulation} parts cannot share evenly; set data.rows_multiple to a multiple of {parts}."
+        )
+
+
+def check_lengths(data: DataConfig, model: ModelConfig) -> None:
+    if data.max_tokens > model.max_length:
+        raise UserError(
+            f"data.max_tokens is {data.max_tokens}, but the model's positions end at max_length, {model.max_length}; "
+            "lower the one or raise the other."
+        )
+
+
+@contextmanager
+def catch_signals() -> Iterator[list[str]]:
+    """Collects the names of SIGTERM and SIGINT instead of dying of them; a second one takes effect at once.
+
+    Several processes do not stop at the same step by themselves, so there signals keep their usual effect.
+    """
+    caught: list[str] = []
+    before: dict[int, Any] = {}
+
+    def on_signal(number: int, _: Any) -> None:
+        caught.append(signal.Signals(number).name)
+        signal.signal(number, before[number])
+
+    try:
+        if jax.process_count() == 1:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                before[number] = signal.signal(number, on_signal)
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
