@@ -9,15 +9,19 @@ A step is forward, backward and Adam (beta2 0.98, epsilon 1e-9) in float32, with
 - Ours is `transformer_jax.training.make_train_step` on a mesh of one device, as `train.py` runs it: the accuracy, the
   perplexity and the gradient norm that it logs are part of the step.
 - PyTorch is eager, from torch.nn modules: one product for the queries, keys and values of self-attention,
-  F.scaled_dot_product_attention, nn.LayerNorm, a tied table, F.cross_entropy(label_smoothing=0.1), and torch.optim.Adam,
-  fused (the fastest of its three implementations on a CPU; see --torch-adam).
+  scaled_dot_product_attention, nn.LayerNorm, a tied table, cross_entropy(label_smoothing=0.1), and torch.optim.Adam
+  in its fused implementation (see --torch-adam for the other two).
 
-Each side lives in a process of its own, pinned to the same cores. The two take turns, so that whatever else the machine
-does falls on both: a turn is about --seconds of steps, and the result is the median over --repeats turns. The ratio is
-the median of each pair of neighbouring turns' ratios. Before that two processes of ours are started one after another
-with one compilation cache, empty at first: their compile times are "cold" and "cached".
+Each side lives in a process of its own, pinned to the same cores. The two take turns, so that whatever else the
+machine does falls on both: a turn is about --seconds of steps, and the result is the median over --repeats turns.
+The ratio is the median of each pair of neighbouring turns' ratios. Before that two processes of ours are started one
+after another with one compilation cache, empty at first: their compile times are "cold" and "cached".
 
---tunables sets GLIBC_TUNABLES in our processes, --both-tunables in PyTorch's too (docs/performance.md has what it does).
+A machine busy with other work hurts PyTorch more, whose OpenMP threads wait for each other by spinning. Look at the
+load first. With --threads 1 nothing waits, and "CPU ms", the lowest processor time per step summed over threads, is
+nearly free of what else runs.
+
+--tunables sets GLIBC_TUNABLES in our processes, --both-tunables in PyTorch's too (see docs/performance.md).
 """
 
 from __future__ import annotations
@@ -76,9 +80,7 @@ def step_flops(case: Case) -> float:
     source, target = case.rows * S, case.rows * T
     encoder = source * (4 * D * D + 2 * D * F + 2 * S * D)
     decoder = target * (6 * D * D + 2 * D * F + 2 * T * D + 2 * S * D) + source * 2 * D * D
-    multiplications = (
-        c.n_encoder_layers * encoder + c.n_decoder_layers * decoder + target * D * case.vocab_size
-    )
+    multiplications = c.n_encoder_layers * encoder + c.n_decoder_layers * decoder + target * D * case.vocab_size
     return 3 * 2.0 * multiplications
 
 
@@ -170,8 +172,8 @@ def torch_model(case: Case) -> Any:
     import math
 
     import torch
-    import torch.nn.functional as F
     from torch import nn
+    from torch.nn import functional as F
 
     from transformer_jax.layers import sinusoids
 
@@ -261,7 +263,7 @@ def torch_model(case: Case) -> Any:
 def prepare_torch(case: Case, threads: int, adam: str) -> tuple[Steps, dict[str, float]]:
     start = time.perf_counter()
     import torch
-    import torch.nn.functional as F
+    from torch.nn import functional as F
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)
@@ -294,17 +296,17 @@ def work(side: str, case: Case, threads: int, torch_adam: str) -> None:
     """A worker: prepares, then for each number read from standard input runs as many steps and says how long."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
+    sys.path.insert(0, str(ROOT))
     if side == "ours":
-        sys.path.insert(0, str(ROOT))
         steps, times = prepare_ours(case)
     else:
-        sys.path.insert(0, str(ROOT))
         steps, times = prepare_torch(case, threads, torch_adam)
     print(json.dumps(times), flush=True)
     for line in sys.stdin:
-        start = time.perf_counter()
+        start, cpu_start = time.perf_counter(), time.process_time()
         loss = steps(int(line))
-        print(json.dumps({"seconds": time.perf_counter() - start, "loss": loss}), flush=True)
+        seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
+        print(json.dumps({"seconds": seconds, "cpu_seconds": cpu_seconds, "loss": loss}), flush=True)
 
 
 class Worker:
@@ -361,11 +363,13 @@ def compare(name: str, args: argparse.Namespace) -> dict[str, Any]:
             per_step = worker.run(3)["seconds"] / 3
             counts[side] = max(2, round(args.seconds / per_step))
         turns: dict[str, list[float]] = {side: [] for side in workers}
+        processor: dict[str, list[float]] = {side: [] for side in workers}
         losses = {}
         for _ in range(args.repeats):
             for side, worker in workers.items():
                 answer = worker.run(counts[side])
                 turns[side].append(1e3 * answer["seconds"] / counts[side])
+                processor[side].append(1e3 * answer["cpu_seconds"] / counts[side])
                 losses[side] = answer["loss"]
         for worker in workers.values():
             worker.close()
@@ -376,6 +380,7 @@ def compare(name: str, args: argparse.Namespace) -> dict[str, Any]:
             "ms_per_step": (ms := statistics.median(turns[side])),
             "ms_lowest": min(turns[side]),
             "ms_highest": max(turns[side]),
+            "cpu_ms_lowest": min(processor[side]),
             "gflops": flops / ms / 1e6,
             "last_loss": losses[side],
         }
@@ -389,6 +394,7 @@ def compare(name: str, args: argparse.Namespace) -> dict[str, Any]:
         "ratio": statistics.median(ratios),
         "ratio_lowest": min(ratios),
         "ratio_highest": max(ratios),
+        "ratio_of_lowest": min(turns["torch"]) / min(turns["ours"]),
         **sides,
         "start": {"cold": first.times, "cached": ours.times, "torch": torch.times},
     }
@@ -398,16 +404,17 @@ def table(result: dict[str, Any]) -> str:
     start = result["start"]
     lines = [
         f"{result['case']}: {result['step_gflop']:.2f} GFLOP a step, {result['threads']} threads",
-        f"  {'':8}{'ms/step':>9}{'lowest':>9}{'highest':>9}{'GFLOP/s':>9}{'first step':>12}",
+        f"  {'':8}{'ms/step':>9}{'lowest':>9}{'highest':>9}{'CPU ms':>9}{'GFLOP/s':>9}{'first step':>12}",
     ]
     for side, begin in (("ours", "cold"), ("torch", "torch")):
         r = result[side]
         lines.append(
-            f"  {side:8}{r['ms_per_step']:9.2f}{r['ms_lowest']:9.2f}{r['ms_highest']:9.2f}{r['gflops']:9.1f}"
-            f"{start[begin]['first_step_s']:10.1f} s"
+            f"  {side:8}{r['ms_per_step']:9.2f}{r['ms_lowest']:9.2f}{r['ms_highest']:9.2f}"
+            f"{r['cpu_ms_lowest']:9.2f}{r['gflops']:9.1f}{start[begin]['first_step_s']:10.1f} s"
         )
     lines.append(
-        f"  ratio   {result['ratio']:9.2f}  ({result['ratio_lowest']:.2f} to {result['ratio_highest']:.2f})"
+        f"  ratio   {result['ratio']:9.2f}  ({result['ratio_lowest']:.2f} to {result['ratio_highest']:.2f}; "
+        f"of the lowest {result['ratio_of_lowest']:.2f})"
     )
     for which in ("cold", "cached"):
         t = start[which]
@@ -419,12 +426,10 @@ def table(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", choices=[*CASES, "all"], default="all")
     parser.add_argument("--repeats", type=int, default=9, help="turns of each side (default 9)")
-    parser.add_argument("--seconds", type=float, default=2.0, help="length of a turn (default 2)")
+    parser.add_argument("--seconds", type=float, default=0.5, help="length of a turn (default 0.5)")
     parser.add_argument("--threads", type=int, default=2, help="cores for each side (default 2)")
     parser.add_argument("--torch-adam", choices=["fused", "foreach", "default"], default="fused")
     parser.add_argument("--tunables", default="", help="GLIBC_TUNABLES for our processes")

@@ -6,6 +6,14 @@ config = RunConfig(
     name="numbers",
     model=ModelConfig(d_model=256, n_heads=4, d_ff=512, n_encoder_layers=3, n_decoder_layers=3, max_length=64),
     data=DataConfig(task="numbers", max_tokens=48, batch_tokens=None, batch_size=64, n_buckets=1),
-    train=TrainConfig(steps=600, warmup_steps=200, evaluate_every=200, checkpoint_every=200),
+    train=TrainConfig(
+        steps=600,
+        schedule="rsqrt",
+        warmup_steps=100,
+        peak_rate=0.0015,
+        decay_fraction=0.5,
+        evaluate_every=200,
+        checkpoint_every=200,
+    ),
     decode=DecodeConfig(metric="exact", extra_length=40, batch_tokens=2048),
 )

@@ -4,8 +4,17 @@ from transformer_jax.config import DataConfig, DecodeConfig, ModelConfig, RunCon
 
 config = RunConfig(
     name="reverse",
-    model=ModelConfig.tiny(d_model=64, d_ff=128, max_length=32),
+    model=ModelConfig.tiny(d_model=64, d_ff=128, dropout=0.0, max_length=32),
     data=DataConfig(task="reversal", max_tokens=16, batch_tokens=None, batch_size=64, n_buckets=1),
-    train=TrainConfig(steps=1000, warmup_steps=200, clip_norm=1.0, evaluate_every=250, checkpoint_every=250),
+    train=TrainConfig(
+        steps=1000,
+        schedule="rsqrt",
+        warmup_steps=200,
+        peak_rate=0.004,
+        decay_fraction=0.5,
+        clip_norm=1.0,
+        evaluate_every=250,
+        checkpoint_every=250,
+    ),
     decode=DecodeConfig(metric="exact", extra_length=4, batch_tokens=4096),
 )

@@ -60,7 +60,11 @@ def position_vector(position: int, d_model: int, layout: str) -> np.ndarray:
 
 def attention(weights: Tree, x: np.ndarray, memory: np.ndarray, n_heads: int, causal: bool) -> np.ndarray:
     """Multi-head attention of one sentence, (T, D) looking at (S, D)."""
-    queries, keys, values = linear(weights["query"], x), linear(weights["key"], memory), linear(weights["value"], memory)
+    queries, keys, values = (
+        linear(weights["query"], x),
+        linear(weights["key"], memory),
+        linear(weights["value"], memory),
+    )
     size = x.shape[1] // n_heads
     heads = np.zeros_like(x)
     for head in range(n_heads):
@@ -98,9 +102,7 @@ def _stack(config: Any, weights: Tree, x: np.ndarray, memory: np.ndarray | None)
                 layer["cross_attention_norm"],
                 lambda y, w=layer["cross_attention"]: attention(w, y, memory, config.n_heads, causal=False),
             )
-        x = add_and_norm(
-            x, layer["feed_forward_norm"], lambda y, w=layer["feed_forward"]: feed_forward(config, w, y)
-        )
+        x = add_and_norm(x, layer["feed_forward_norm"], lambda y, w=layer["feed_forward"]: feed_forward(config, w, y))
     return layer_norm(weights["norm"], x, config.norm_epsilon) if config.norm == "pre" else x
 
 

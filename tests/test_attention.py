@@ -25,6 +25,7 @@ from transformer_jax.attention import (
 )
 from transformer_jax.config import ModelConfig
 
+
 def everywhere(n_queries: int, n_keys: int) -> jax.Array:
     return jnp.ones((1, 1, n_queries, n_keys), bool)
 

@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 
 from transformer_jax.errors import UserError
+from transformer_jax.sentencepiece_training import train_sentencepiece, vocabulary_of
 from transformer_jax.tokenizer import (
     CharacterTokenizer,
     SentencePieceTokenizer,
     Tokenizer,
     load_tokenizer,
-    train_sentencepiece,
-    vocabulary_of,
 )
 
 ENGLISH = [
@@ -130,9 +129,7 @@ def _assert_equal_to_marian(ours: SentencePieceTokenizer, marian: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
 @pytest.mark.parametrize("kind", ["joint", "tagged", "separate"])
-def test_a_saved_folder_is_read_alike_by_marian_tokenizer(
-    kind: str, request: pytest.FixtureRequest, tmp_path: Path
-):
+def test_a_saved_folder_is_read_alike_by_marian_tokenizer(kind: str, request: pytest.FixtureRequest, tmp_path: Path):
     ours: SentencePieceTokenizer = request.getfixturevalue(kind)
     ours.save(tmp_path / "saved")
     marian = _marian_tokenizer(tmp_path / "saved")
@@ -164,9 +161,7 @@ def test_lines_are_cut_into_the_pieces_of_native_marian(shared_dir: Path):
     vocab = json.loads((folder / "hf_dates" / "vocab.json").read_text())
     references = json.loads((folder / "marian_dates" / "refs.json").read_text())
     for line in references["sentences"]:
-        assert ours.encode_source(line["src"]) == [vocab[piece] for piece in line["src_pieces"]] + [
-            vocab["</s>"]
-        ]
+        assert ours.encode_source(line["src"]) == [vocab[piece] for piece in line["src_pieces"]] + [vocab["</s>"]]
         target_ids = [vocab[piece] for piece in line["greedy"]["pieces"]]
         assert ours.decode([*target_ids, vocab["</s>"]]) == line["greedy"]["text"]
     assert ours.encode_source("☃ 10 May")[1] == vocab["<unk>"]
@@ -206,9 +201,7 @@ def test_a_size_that_the_text_cannot_have_is_answered_with_one_that_it_can(model
     with pytest.raises(UserError, match=rf"vocabulary of {size} is too .*\d") as refusal:
         train_sentencepiece(ENGLISH, size, model_type=model_type)
     possible = next(
-        int(word)
-        for word in str(refusal.value).replace(".", " ").split()
-        if word.isdigit() and int(word) != size
+        int(word) for word in str(refusal.value).replace(".", " ").split() if word.isdigit() and int(word) != size
     )
     assert train_sentencepiece(ENGLISH, possible, model_type=model_type).vocab_size == possible
     with pytest.raises(UserError, match=str(possible)):  # and the named size is the very limit
@@ -281,9 +274,7 @@ def test_a_lone_surrogate_is_a_replacement_character_and_a_pair_is_its_character
     assert tokenizer.decode(tokenizer.encode_target("frog \ud83d\ude00")) == "frog 😀"
 
 
-@pytest.mark.parametrize(
-    "line", ["</s>", "12 </s> 34", "<pad>", "<unk>", "1 <pad></s>", "1 >>fra<< 2", ">> 2 <<"]
-)
+@pytest.mark.parametrize("line", ["</s>", "12 </s> 34", "<pad>", "<unk>", "1 <pad></s>", "1 >>fra<< 2", ">> 2 <<"])
 def test_special_tokens_and_tags_in_the_text_are_text(line: str, tmp_path: Path):
     # The model knows digits only, so that it gives "</s>" back as one unknown piece.
     model = _model_of(train_sentencepiece(["0 1 2 3 4 5 6 7 8 9"], 14), tmp_path)
@@ -338,9 +329,7 @@ def test_separate_vocabularies_keep_their_own_special_ids(tmp_path: Path):
     assert tokenizer.decode_source(tokenizer.encode_source(ENGLISH[0])) == ENGLISH[0]
 
 
-def test_a_piece_that_only_the_table_knows_leaves_no_space_mark(
-    joint: SentencePieceTokenizer, tmp_path: Path
-):
+def test_a_piece_that_only_the_table_knows_leaves_no_space_mark(joint: SentencePieceTokenizer, tmp_path: Path):
     model = _model_of(joint, tmp_path)
     vocab = vocabulary_of(model)
     tokenizer = SentencePieceTokenizer(model, model, {**vocab, "▁Kröte": len(vocab)})
@@ -363,9 +352,7 @@ def test_characters_are_numbered_after_pad_start_and_end():
     assert (tokenizer.pad_id, tokenizer.start_id, tokenizer.end_id) == (0, 1, 2)
     assert (tokenizer.vocab_size, tokenizer.source_vocab_size) == (6, 6)
     assert tokenizer.encode_source("a-b") == tokenizer.encode_target("a-b") == [4, 5, 3, 2]
-    assert (
-        tokenizer.encode_source_batch(["a", ""]) == tokenizer.encode_target_batch(["a", ""]) == [[4, 2], [2]]
-    )
+    assert tokenizer.encode_source_batch(["a", ""]) == tokenizer.encode_target_batch(["a", ""]) == [[4, 2], [2]]
     assert tokenizer.decode([1, 4, 0, 5, 99, 3, 2, 4]) == tokenizer.decode_source([4, 5, 3]) == "a-b"
 
 
@@ -388,9 +375,7 @@ def test_a_character_vocabulary_of_anything_else_is_an_error(characters: list[st
 @pytest.mark.parametrize("kind", ["joint", "tagged", "separate", "characters"])
 def test_a_loaded_tokenizer_is_the_saved_one(kind: str, request: pytest.FixtureRequest, tmp_path: Path):
     # "Ä" < "a" < "é" would not be their order in the file if the ids did not say so.
-    saved: Tokenizer = (
-        CharacterTokenizer("éaÄ 7\n\u2028") if kind == "characters" else request.getfixturevalue(kind)
-    )
+    saved: Tokenizer = CharacterTokenizer("éaÄ 7\n\u2028") if kind == "characters" else request.getfixturevalue(kind)
     saved.save(tmp_path / "new" / "folder")
     loaded = load_tokenizer(tmp_path / "new" / "folder")
     assert type(loaded) is type(saved)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from transformer_jax.array_types import Array, Bool, Float, Int
 from transformer_jax.config import ModelConfig
+from transformer_jax.errors import UserError
 
 MASKED_SCORE = -1e9
 """The score of a place that may not be looked at: finite, so that a row without any such place gives no NaN."""
@@ -62,6 +63,8 @@ def declare(module: nn.Module, name: str, init: Callable[..., Any], *args: Any) 
     """
     if module.is_initializing():
         return module.param(name, init, *args)
+    if not module.has_variable("params", name):
+        raise UserError(f"The parameters hold no {'/'.join((*module.path, name))}; they are not those of this model.")
     return module.get_variable("params", name)
 
 

@@ -94,6 +94,8 @@ class Position:
     index: int
     seed: int
     fingerprint: str
+    shapes: str
+    """The buckets, as rows x source length / target length: with others, the same number is another batch."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -195,13 +197,14 @@ def _fill(
     side: Ragged, indices: Sequence[int] | np.ndarray, rows: int, length: int, pad_id: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Ids, segments and positions, each (rows, length)."""
-    lengths = np.zeros(rows, np.int64)
-    lengths[: len(indices)] = side.lengths[indices] if len(indices) else 0
+    chosen = np.asarray(indices, np.int64)
+    starts, lengths = side.offsets[chosen], side.lengths[chosen]
     places = np.arange(length)[None, :]
-    used = places < lengths[:, None]
+    used = places < np.pad(lengths, (0, rows - len(chosen)))[:, None]
+    # Token k of the batch, counted through its sentences, is token k - (tokens before its sentence) of that one.
+    before = np.cumsum(lengths) - lengths
     ids = np.full((rows, length), pad_id, np.int32)
-    if len(indices):
-        ids[used] = np.concatenate([side[i] for i in indices])
+    ids[used] = side.ids[np.repeat(starts - before, lengths) + np.arange(lengths.sum())]
     return ids, used.astype(np.int32), np.where(used, places, 0).astype(np.int32)
 
 
@@ -261,24 +264,25 @@ class TrainingBatches:
     def __len__(self) -> int:
         return self.n_batches
 
-    def __getitem__(self, i: int) -> Batch:
-        epoch, index = divmod(int(i), self.batches_per_epoch)
-        n, indices = self.plan(epoch)[index]
+    def __getitem__(self, index: int) -> Batch:
+        epoch, place = divmod(int(index), self.batches_per_epoch)
+        n, indices = self.plan(epoch)[place]
         return make_batch(self.pairs, indices, self.buckets[n])
 
     def position(self, batch: int) -> Position:
         """The record to keep with a checkpoint taken after `batch` batches."""
         epoch, index = divmod(batch, self.batches_per_epoch)
-        return Position(batch, epoch, index, self.seed, self.fingerprint)
+        shapes = " ".join(f"{b.rows}x{b.source_length}/{b.target_length}" for b in self.buckets)
+        return Position(batch, epoch, index, self.seed, self.fingerprint, shapes)
 
     def check_position(self, record: dict[str, Any]) -> int:
         """The batch number to go on with. The record must be of the same corpus, batches and seed."""
         here = self.position(int(record["batch"])).to_json()
-        differing = [name for name in ("fingerprint", "seed", "epoch", "index") if record[name] != here[name]]
+        differing = [name for name in here if record.get(name) != here[name]]
         if differing:
             raise UserError(
                 "The run folder was trained on other data or batches ("
-                + ", ".join(f"{name} {record[name]} there, {here[name]} here" for name in differing)
+                + ", ".join(f"{name} {record.get(name)} there, {here[name]} here" for name in differing)
                 + "); go on with the same data options, or train into another folder."
             )
         return int(record["batch"])

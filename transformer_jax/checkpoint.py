@@ -13,9 +13,9 @@ from typing import Any
 import jax
 
 from transformer_jax.errors import UserError
-from transformer_jax.training import TrainState
+from transformer_jax.training import Params, TrainState
 
-STATE, PROGRESS = "state", "progress"
+STATE, PROGRESS, SHAPES = "state", "progress", "shapes"
 
 
 class Checkpoints:
@@ -53,7 +53,10 @@ class Checkpoints:
         step = int(state.step)
         if step in self._manager.all_steps():
             return
-        args = {STATE: ocp.args.StandardSave(state), PROGRESS: ocp.args.JsonSave(progress)}
+        args = {
+            STATE: ocp.args.StandardSave(state),
+            PROGRESS: ocp.args.JsonSave({**progress, SHAPES: array_shapes(state.params)}),
+        }
         self._manager.save(step, args=ocp.args.Composite(**args))
 
     def restore(self, like: TrainState, step: int | None = None) -> tuple[TrainState, dict[str, Any]]:
@@ -63,28 +66,24 @@ class Checkpoints:
         step = self.latest_step if step is None else step
         if step is None:
             raise UserError(f"There is no complete checkpoint in {self.folder}.")
-        self._check_shapes(like, step)
-        target = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None)), like
-        )
-        args = {STATE: ocp.args.StandardRestore(target), PROGRESS: ocp.args.JsonRestore()}
-        restored = self._manager.restore(step, args=ocp.args.Composite(**args))
-        return restored[STATE], restored[PROGRESS]
+        read_progress = ocp.args.Composite(**{PROGRESS: ocp.args.JsonRestore()})
+        progress = dict(self._manager.restore(step, args=read_progress)[PROGRESS])
+        self._check_shapes(progress.pop(SHAPES), array_shapes(like.params), step)
 
-    def _check_shapes(self, like: TrainState, step: int) -> None:
-        saved = _shapes(self._manager.item_metadata(step)[STATE])
-        wanted = _shapes(like)
+        target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
+        read_state = ocp.args.Composite(**{STATE: ocp.args.StandardRestore(target)})
+        return self._manager.restore(step, args=read_state)[STATE], progress
+
+    def _check_shapes(self, saved: dict[str, list[int]], wanted: dict[str, list[int]], step: int) -> None:
         differences = [
-            f"{name}: {saved.get(name, 'absent')} in the checkpoint, {wanted.get(name, 'absent')} here"
+            f"{name} is {saved.get(name, 'absent')} in the checkpoint and {wanted.get(name, 'absent')} here"
             for name in sorted(saved.keys() | wanted.keys())
-            if saved.get(name) != wanted.get(name) and name.startswith("params")
+            if saved.get(name) != wanted.get(name)
         ]
-        if not differences and saved.keys() != wanted.keys():
-            differences = ["the optimizer's state has other parts (was clip_norm switched on or off?)"]
         if differences:
-            shown = "; ".join(differences[:6]) + (f"; and {len(differences) - 6} more" if differences[6:] else "")
+            more = f", and {len(differences) - 6} more" if len(differences) > 6 else ""
             raise UserError(
-                f"The checkpoint of step {step} in {self.folder} is of another model ({shown}); "
+                f"The checkpoint of step {step} in {self.folder} is of another model: {', '.join(differences[:6])}{more}; "
                 "go on with the model that it was trained with, or train into another folder."
             )
 
@@ -94,12 +93,7 @@ class Checkpoints:
         self._manager.close()
 
 
-def _shapes(tree: Any) -> dict[str, list[int]]:
-    """Path of names -> shape, for trees of arrays and for orbax's description of a saved one."""
-    tree = getattr(tree, "tree", tree)
-    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: hasattr(x, "shape"))
-    return {
-        "/".join(str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in path): list(leaf.shape)
-        for path, leaf in leaves
-        if hasattr(leaf, "shape")
-    }
+def array_shapes(params: Params) -> dict[str, list[int]]:
+    """Path of names -> shape of every parameter."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): list(leaf.shape) for path, leaf in leaves}

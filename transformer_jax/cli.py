@@ -72,8 +72,11 @@ def _translate(options: argparse.Namespace) -> int:
     translator = Translator.from_pretrained(options.model, config)
     interactive = options.input is None and sys.stdin.isatty()
     with _input_lines(options.input) as lines, _output(options.output) as output:
+        done = 0
         for chunk in _chunks(lines, 1 if interactive else CHUNK):
-            for translation in translator.translate(chunk):
+            translations = translator.translate(chunk, first_line=done + 1)
+            done += len(chunk)
+            for translation in translations:
                 # A line break inside a translation would be one line too many.
                 text = translation.text.replace("\n", " ")
                 output.write(text.encode("utf-8", "surrogateescape") + b"\n")
@@ -100,14 +103,20 @@ def _output(path: Path | None) -> Iterator[BinaryIO]:
     if path is None:
         yield sys.stdout.buffer
         return
-    part = path.with_name(f".{path.name}.part")
+    special = path.exists() and not path.is_file()  # a pipe or a device is written to, never replaced
+    part = path if special else path.with_name(f".{path.name}.part")
     try:
         file = part.open("wb")
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}).") from error
-    with file:
-        yield file
-    part.replace(path)
+    try:
+        with file:
+            yield file
+        if not special:
+            part.replace(path)
+    finally:
+        if not special:
+            part.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

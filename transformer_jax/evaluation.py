@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -42,8 +43,14 @@ def score_translations(
         raise UserError(f"{len(hypotheses)} translations but {len(references)} references; they must be as many.")
     if not hypotheses:
         raise UserError("There is nothing to score: no translation and no reference.")
-    tokenize = TOKENIZERS.get(target_lang, "13a")
-    metric, lowercase = BLEU(tokenize=tokenize), BLEU(tokenize=tokenize, lowercase=True)
+    language = re.split("[-_]", target_lang.lower())[0]
+    tokenize = TOKENIZERS.get(language, "13a")
+    try:
+        metric, lowercase = BLEU(tokenize=tokenize), BLEU(tokenize=tokenize, lowercase=True)
+    except (ImportError, RuntimeError) as error:
+        raise UserError(
+            f"BLEU of {target_lang} needs a tokenizer that is missing; pip install 'sacrebleu[{language}]'."
+        ) from error
     bleu = metric.corpus_score(hypotheses, [references]).score
     return TranslationScores(
         bleu=bleu,
@@ -61,7 +68,7 @@ def exact_match(hypotheses: Sequence[str], references: Sequence[str]) -> float:
 
 def loss_of(loss_step: Callable[[Any, Batch], LossSums], params: Any, batches: Iterable[Batch], mesh: Mesh) -> LossSums:
     """The sums over all batches, added in float64."""
-    total = LossSums(*(np.zeros(()) for _ in LossSums._fields))
+    total: Any = LossSums(*[np.zeros(())] * len(LossSums._fields))  # type: ignore[arg-type]
     for batch in batches:
         sums = jax.device_get(loss_step(params, shard_rows(batch, mesh)))
         total = jax.tree.map(lambda a, b: a + np.float64(b), total, sums)

@@ -5,10 +5,15 @@ knows one table of positions, sines then cosines; a model with the paper's inter
 its channels in another order, so its weights are permuted on the way out and back on the way in. What the layout
 cannot say (pre-norm, learned positions, a start token with an embedding of its own) stands under the extra key
 "transformer_jax" of config.json, which holds our own ModelConfig.
+
+There the decoder starts from a row of the target table, Marian's zero vector being a row of zeros; with a tied
+output that row would also give the token a logit of 0. So where our model starts from zero, the exported row is zero
+and the token's bias forbids it; what the row and the bias are here is kept in the metadata of model.safetensors.
 """
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 from collections.abc import Iterator
@@ -22,6 +27,8 @@ from transformer_jax.errors import UserError
 
 Params = dict[str, Any]
 OWN_KEY = "transformer_jax"
+NEVER = -1e4
+"""A logit that gives a token no probability, and that float16 can hold."""
 
 
 class Entry(NamedTuple):
@@ -92,6 +99,23 @@ def _norm_entries(path: tuple[str, ...], name: str) -> Iterator[Entry]:
     yield Entry((*path, "bias"), f"{name}.bias", width_axes=(0,))
 
 
+def start_entries(config: ModelConfig) -> list[Entry]:
+    """Where the layout has a zero or NEVER in place of our values for the start token: its row, its output bias."""
+    if config.start_embedding != "zero" or config.start_id >= config.vocab_size:
+        return []
+    replaced = [("target_embedding", "table"), *([("logits_bias",)] if config.tied_output else [])]
+    return [entry for entry in entries(config) if entry.path in replaced]
+
+
+def table_copies(config: ModelConfig) -> dict[str, str]:
+    """Names under which a table may stand once more, each with the name that we read."""
+    copies = {}
+    target = entries(config)[0].name
+    if config.shared_embedding:
+        copies = {f"model.{side}.embed_tokens.weight": target for side in ("encoder", "decoder")}
+    return copies | ({"lm_head.weight": target} if config.tied_output else {})
+
+
 def channel_order(config: ModelConfig) -> np.ndarray | None:
     """Which of our channels comes n-th in the layout: sines first, then cosines. None: as they are."""
     if config.positions != "interleaved":
@@ -116,6 +140,14 @@ def to_tensors(config: ModelConfig, params: Params) -> dict[str, np.ndarray]:
         for entry in entries(dataclasses.replace(config, attention_bias=True)):
             if entry.name not in tensors:
                 tensors[entry.name] = np.zeros(config.d_model, np.float32)
+    if start_entries(config):
+        table, bias = entries(config)[0].name, "final_logits_bias"
+        tensors[table], tensors[bias] = tensors[table].copy(), tensors[bias].copy()
+        tensors[table][config.start_id] = 0.0
+        if config.tied_output:
+            tensors[bias][0, config.start_id] = NEVER
+    if not config.tied_output:  # then transformers ties no tables at all, and wants each of them
+        tensors |= {copy: tensors[name] for copy, name in table_copies(config).items()}
     return tensors
 
 
@@ -124,6 +156,9 @@ def from_tensors(config: ModelConfig, tensors: dict[str, np.ndarray], shapes: Pa
     order = channel_order(config)
     inverse = None if order is None else np.argsort(order)
     params: Params = {}
+    for copy, name in table_copies(config).items():
+        if copy in tensors and name in tensors and not np.array_equal(tensors[copy], tensors[name]):
+            raise UserError(f"Tensors {copy} and {name} should be one table, but differ; the file is not this model.")
     for entry in entries(config):
         if entry.name not in tensors:
             raise UserError(f"The weights hold no tensor {entry.name}; the file is not this model, or damaged.")
@@ -183,7 +218,7 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
 
 def generation_config_json(config: ModelConfig) -> dict[str, Any]:
     return {
-        "bad_words_ids": [[config.pad_id]],
+        "bad_words_ids": [[i] for i in sorted({config.pad_id, config.start_id} - {config.end_id})],
         "bos_token_id": config.start_id,
         "decoder_start_token_id": config.start_id,
         "eos_token_id": config.end_id,
@@ -198,8 +233,12 @@ def save_model(folder: Path, config: ModelConfig, params: Params) -> None:
     from safetensors.numpy import save
 
     folder.mkdir(parents=True, exist_ok=True)
+    metadata = {"format": "pt"}
+    for entry in start_entries(config):
+        values = np.asarray(_at(params, entry.path), np.float32)[config.start_id]
+        metadata[_start_key(entry)] = base64.b64encode(values.tobytes()).decode()
     files = {
-        "model.safetensors": save(to_tensors(config, params), metadata={"format": "pt"}),
+        "model.safetensors": save(to_tensors(config, params), metadata),
         "config.json": _json(config_json(config)),
         "generation_config.json": _json(generation_config_json(config)),
     }
@@ -213,8 +252,7 @@ def load_model(folder: Path) -> tuple[ModelConfig, Params]:
     """Reads a model folder that `save_model` wrote."""
     import jax
     import jax.numpy as jnp
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
+    from safetensors import SafetensorError, safe_open
 
     from transformer_jax.model import Transformer
 
@@ -225,7 +263,7 @@ def load_model(folder: Path) -> tuple[ModelConfig, Params]:
         described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{folder / 'config.json'} is not valid JSON ({error}).") from error
-    if OWN_KEY not in described:
+    if not isinstance(described, dict) or not isinstance(described.get(OWN_KEY), dict):
         raise UserError(
             f"{folder / 'config.json'} was not written by transformer_jax (it has no key {OWN_KEY}); "
             "models of other origin are not read yet."
@@ -234,14 +272,28 @@ def load_model(folder: Path) -> tuple[ModelConfig, Params]:
     unknown = sorted(set(described[OWN_KEY]) - known)
     if unknown:
         raise UserError(f"{folder / 'config.json'} has settings that this version does not know: {', '.join(unknown)}.")
-    config = ModelConfig(**described[OWN_KEY])
     try:
-        tensors = load_file(folder / "model.safetensors")
+        config = ModelConfig(**described[OWN_KEY])
+    except (TypeError, UserError) as error:
+        raise UserError(f"{folder / 'config.json'} does not describe a model: {error}") from error
+    try:
+        with safe_open(folder / "model.safetensors", framework="numpy") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
+            metadata = file.metadata() or {}
     except SafetensorError as error:
         raise UserError(f"{folder / 'model.safetensors'} cannot be read ({error}); copy it again.") from error
     ids = jnp.ones((1, 1), jnp.int32)
     shapes = jax.eval_shape(Transformer(config).init, jax.random.key(0), ids, ids)["params"]
-    return config, from_tensors(config, tensors, shapes)
+    params = from_tensors(config, tensors, shapes)
+    for entry in start_entries(config):
+        if _start_key(entry) in metadata:  # not where another program has written the file
+            values = np.frombuffer(base64.b64decode(metadata[_start_key(entry)]), np.float32)
+            _at(params, entry.path)[config.start_id] = values if values.size > 1 else values[0]
+    return config, params
+
+
+def _start_key(entry: Entry) -> str:
+    return f"{OWN_KEY}.start.{'.'.join(entry.path)}"
 
 
 def _json(content: dict[str, Any]) -> bytes:

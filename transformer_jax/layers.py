@@ -60,7 +60,8 @@ def keep_mask(key: Array, keep_probability: float, shape: tuple[int, ...]) -> Bo
     for axis in reversed(range(len(shape))):
         index += jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(stride % 2**32)
         stride *= shape[axis]
-    first, second = jax.random.bits(key, (2,), jnp.uint32)
+    # A place's key is drawn by hashing already: its own two words serve, without another round of threefry.
+    first, second = jax.random.key_data(key).reshape(-1)[:2]
     return _mix(_mix(index + first) ^ second) < jnp.uint32(round(keep_probability * 0xFFFFFFFF))
 
 

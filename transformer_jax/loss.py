@@ -34,7 +34,7 @@ def smoothed_targets(vocab_size: int, smoothing: float, reading: Smoothing) -> t
     """
     if reading == "all":
         return 1.0 - smoothing + smoothing / vocab_size, smoothing / vocab_size
-    return 1.0 - smoothing, smoothing / (vocab_size - 1)
+    return 1.0 - smoothing, smoothing / max(1, vocab_size - 1)
 
 
 def lowest_loss(vocab_size: int, smoothing: float, reading: Smoothing = "all") -> float:
@@ -63,7 +63,9 @@ def cross_entropy(
     is_target_BTV = jax.lax.broadcasted_iota(jnp.int32, (1, 1, V), 2) == targets_BT[..., None]
     log_sum_BT = jax.nn.logsumexp(logits_BTV, axis=-1)
     target_logit_BT = jnp.where(is_target_BTV, logits_BTV, 0.0).sum(axis=-1)
-    loss_BT = log_sum_BT - (right - other) * target_logit_BT - other * logits_BTV.sum(axis=-1)
+    loss_BT = log_sum_BT - (right - other) * target_logit_BT
+    if other > 0:  # without smoothing, a logit of -inf (a token that is ruled out) costs nothing
+        loss_BT -= other * logits_BTV.sum(axis=-1)
     correct_BT = jax.lax.stop_gradient(target_logit_BT >= logits_BTV.max(axis=-1))
     return LossSums(
         loss=jnp.sum(loss_BT * weights_BT),

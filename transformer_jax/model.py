@@ -319,7 +319,11 @@ class Transformer(nn.Module):
     def decode_step(
         self, state: DecoderState, target_ids_BT: Int[Array, "B T"]
     ) -> tuple[Float[Array, "B T V"], DecoderState]:
-        """Logits after each of the next tokens (one, or several of a given prefix), and the state after them."""
+        """Logits after each of the next tokens (one, or several of a given prefix), and the state after them.
+
+        The caller sees to it that no more tokens come than `start_decoding` made room for: the step is known to the
+        device only, so it cannot be checked here.
+        """
         T = target_ids_BT.shape[1]
         length = state.self_attention[0][0].shape[2]
         positions_1T = state.step + jnp.arange(T)[None]

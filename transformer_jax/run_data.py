@@ -10,12 +10,12 @@ from transformer_jax.batching import Ragged, TokenPairs
 from transformer_jax.config import DataConfig
 from transformer_jax.corpus import ParallelText, limit_length, read_parallel, split_files
 from transformer_jax.errors import UserError
+from transformer_jax.sentencepiece_training import train_sentencepiece
 from transformer_jax.tasks import TASKS
 from transformer_jax.tokenizer import (
     CharacterTokenizer,
     Tokenizer,
     load_tokenizer,
-    train_sentencepiece,
 )
 
 

@@ -8,9 +8,12 @@ model/          the best model, for use       samples.md      the same sentences
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from transformer_jax.config import RunConfig, to_json
 from transformer_jax.errors import UserError
@@ -44,8 +47,9 @@ class RunFolder:
         """Appends a record to metrics.jsonl and its numbers to the TensorBoard events."""
         if not is_main_process():
             return
-        with self.metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"kind": kind, "step": step, **values}, ensure_ascii=False) + "\n")
+        with self.metrics.open("a+b") as file:
+            line = json.dumps({"kind": kind, "step": step, **values}, ensure_ascii=False) + "\n"
+            file.write((b"" if self._ends_with_a_line(file) else b"\n") + line.encode("utf-8", "replace"))
         if self._events is None:
             from tensorboardX import SummaryWriter  # here: its import takes longer than that of all the rest
 
@@ -57,10 +61,19 @@ class RunFolder:
     def records(self, kind: str | None = None) -> list[Record]:
         if not self.metrics.is_file():
             return []
-        lines = self.metrics.read_text(encoding="utf-8").split("\n")
-        # A run that is killed may leave its last line half-written.
-        records = [json.loads(line) for line in lines if line.endswith("}")]
+        records = []
+        for line in self.metrics.read_bytes().split(b"\n"):
+            # A run that is killed may leave its last line half-written, even in the middle of a letter.
+            with contextlib.suppress(ValueError):
+                records.append(json.loads(line))
         return [r for r in records if kind in (None, r["kind"])]
+
+    @staticmethod
+    def _ends_with_a_line(file: BinaryIO) -> bool:
+        if file.seek(0, os.SEEK_END) == 0:
+            return True
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"
 
     def forget_after(self, step: int) -> None:
         """Drops records beyond the step that a run goes on from: they are about to be made again."""
@@ -91,13 +104,18 @@ def samples_page(records: list[Record]) -> str:
     lines = ["# Samples", ""]
     for n, (source, _) in enumerate(stages[-1]["samples"]):
         lines += [f"## {_code(source)}", "", "| step | translation |", "|---:|---|"]
-        lines += [f"| {r['step']} | {_code(r['samples'][n][1])} |" for r in stages if n < len(r["samples"])]
+        lines += [f"| {r['step']} | {_in_table(_code(r['samples'][n][1]))} |" for r in stages if n < len(r["samples"])]
         lines.append("")
     return "\n".join(lines)
 
 
 def _code(text: str) -> str:
-    return "`" + text.replace("`", "'").replace("|", "\\|") + "`" if text else ""
+    """On one line, in type that shows every character as it is."""
+    return "`" + re.sub("[\r\n]", " ", text).replace("`", "'") + "`" if text else ""
+
+
+def _in_table(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -57,8 +57,10 @@ def load_config(path: Path) -> RunConfig:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except (SyntaxError, NameError, TypeError) as error:
-        raise UserError(f"The config file {path} cannot be run: {error}.") from error
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    except Exception as error:  # whatever it is, it is the config file's mistake
+        raise UserError(f"The config file {path} cannot be run: {type(error).__name__}, {error}.") from error
     config = getattr(module, "config", None)
     if not isinstance(config, RunConfig):
         raise UserError(f"The config file {path} defines no `config` that is a RunConfig.")
@@ -71,6 +73,8 @@ def parse_options(arguments: Sequence[str], default_config: Path) -> TrainOption
     options, unknown = _parse(arguments, TrainOptions(config=path, run=load_config(path)))
     if unknown:
         name = unknown[0].split("=")[0]
+        if not name.startswith("--"):
+            raise UserError(f"{name!r} belongs to no option; --help lists all.")
         close = difflib.get_close_matches(name.replace("_", "-"), _option_names(options), n=1)
         raise UserError(
             f"There is no option {name}" + (f"; did you mean {close[0]}?" if close else "; --help lists all.")
@@ -116,8 +120,11 @@ def _parse(arguments: Sequence[str], default: TrainOptions) -> tuple[TrainOption
 def _sentence(boxed: str) -> str:
     """tyro's complaint without the frame that it draws around it."""
     words = re.sub(r"[─-╿]|\x1b\[[0-9;]*m", " ", boxed)
-    words = " ".join(words.split()).removeprefix("Parsing error").strip()
-    return words.split(" For full helptext")[0].rstrip(" .") + "; --help lists all options."
+    words = " ".join(words.split())
+    words = re.sub("^(Parsing error|Value error|Invalid choice|Missing argument) ", "", words)
+    words = re.sub("^Error parsing (run[.])?", "", words)
+    words = re.split(" For full helptext| Argument helptext", words)[0]
+    return words.rstrip(" .") + "; --help lists all options."
 
 
 def _option_names(config: Any, prefix: str = "--") -> Iterator[str]:

@@ -6,13 +6,11 @@ piece its id (`vocab.json`, and `target_vocab.json` where the vocabularies are s
 `.spm` files mean nothing to the model. `CharacterTokenizer` is for the tasks that are made by rule.
 """
 
-import io
 import json
-import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from transformer_jax.errors import UserError
 
@@ -119,7 +117,7 @@ class _Side:
     """One language's SentencePiece model with its table of ids."""
 
     def __init__(self, model: bytes, vocab: Mapping[str, int]) -> None:
-        self.processor = _load_processor(model)
+        self.processor = load_processor(model)
         self.vocab = dict(vocab)
         for token in _SPECIAL:
             if token not in vocab:
@@ -149,13 +147,13 @@ class _Side:
         """Takes a language tag off the start of a line. To a vocabulary without tags all of it is text."""
         match = _LANGUAGE_TAG.match(line) if self.tags else None
         if match and match.group() in self.vocab:
-            return [self.vocab[match.group()]], _without_surrogates(line[match.end() :])
+            return [self.vocab[match.group()]], without_surrogates(line[match.end() :])
         if match and refuse_unknown:
             raise UserError(
                 f"The line starts with {match.group()!a}, which is not a language tag of this model: "
                 f"use one of {' '.join(self.tags)}."
             )
-        return [], _without_surrogates(line)
+        return [], without_surrogates(line)
 
     def decode(self, ids: Sequence[int]) -> str:
         # An id without a piece (a model can have more rows than its vocabulary) is left out, as <unk> is.
@@ -187,7 +185,7 @@ class SentencePieceTokenizer:
         target_lang: str | None = None,
         model_max_length: int = 512,
     ) -> None:
-        self._source_model, self._target_model = _model_bytes(source_model), _model_bytes(target_model)
+        self._source_model, self._target_model = model_bytes(source_model), model_bytes(target_model)
         self.separate_vocabs = target_vocab is not None
         self._source = _Side(self._source_model, vocab)
         self._target = _Side(self._target_model, vocab if target_vocab is None else target_vocab)
@@ -245,96 +243,6 @@ class SentencePieceTokenizer:
 # --- training -----------------------------------------------------------------------------------------------
 
 
-def train_sentencepiece(
-    lines: Iterable[str],
-    vocab_size: int,
-    *,
-    model_type: Literal["bpe", "unigram"] = "bpe",
-    character_coverage: float = 1.0,
-    byte_fallback: bool = False,
-    max_lines: int | None = None,
-    seed: int = 0,
-    source_lang: str | None = None,
-    target_lang: str | None = None,
-    progress: bool = False,
-) -> SentencePieceTokenizer:
-    """Trains one joint SentencePiece model on lines of both languages. The same lines give the same model.
-
-    Args:
-        lines: source and target lines, in any order.
-        vocab_size: the size of the model's table, `</s>`, `<unk>` and `<pad>` included.
-        model_type: how pieces are found: byte-pair encoding, as in the paper, or a unigram language model.
-        character_coverage: the share of the text's characters that get a piece; the rarest become `<unk>`.
-        byte_fallback: spell rare characters in bytes rather than as `<unk>`.
-        max_lines: train on a random sample of so many lines, for text that does not fit in memory.
-        seed: of that sample.
-        source_lang, target_lang: written to the tokenizer's configuration.
-        progress: show a bar on standard error while the text is read.
-    """
-    import sentencepiece
-
-    text = _sample(lines, max_lines, seed, progress)
-    if not any(line.strip() for line in text):
-        raise UserError("There is no text to make a vocabulary from: give files that have text in them.")
-    model = io.BytesIO()
-    try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(text),
-            model_writer=model,
-            vocab_size=vocab_size - 1,  # <pad> is in our table only: SentencePiece does not cut text into it
-            model_type=model_type,
-            character_coverage=character_coverage,
-            byte_fallback=byte_fallback,
-            max_sentence_length=1 << 20,  # in bytes; the default leaves out longer lines in silence
-            num_threads=16,  # sums depend on it, so not on the machine
-            eos_id=0,
-            unk_id=1,
-            bos_id=-1,
-            pad_id=-1,
-            minloglevel=2,
-        )
-    except RuntimeError as error:
-        raise _training_error(vocab_size, error) from error
-    proto = model.getvalue()
-    return SentencePieceTokenizer(proto, proto, vocabulary_of(proto), source_lang=source_lang, target_lang=target_lang)
-
-
-def vocabulary_of(model: Path | bytes) -> dict[str, int]:
-    """A table with the pieces of a SentencePiece model, in its order, and `<pad>` last."""
-    processor = _load_processor(_model_bytes(model))
-    vocab = {processor.id_to_piece(index): index for index in range(len(processor))}
-    vocab.setdefault(PAD, len(vocab))
-    return vocab
-
-
-def _sample(lines: Iterable[str], max_lines: int | None, seed: int, progress: bool) -> list[str]:
-    """All lines, or an even random sample of them (reservoir sampling), without surrogates."""
-    from tqdm import tqdm
-
-    rng = random.Random(seed)
-    kept: list[str] = []
-    for index, line in enumerate(tqdm(lines, desc="reading text", unit=" lines", disable=not progress)):
-        if max_lines is None or len(kept) < max_lines:
-            kept.append(_without_surrogates(line))
-        elif (slot := rng.randrange(index + 1)) < max_lines:
-            kept[slot] = _without_surrogates(line)
-    return kept
-
-
-def _training_error(vocab_size: int, error: RuntimeError) -> UserError:
-    """Says which vocabulary sizes are possible, where SentencePiece's message does; + 1 for our <pad>."""
-    if largest := re.search(r"too high .*value <= (\d+)", str(error)):
-        limit = f"too large for this text: {int(largest[1]) + 1} is the largest possible, or give more text."
-    elif smallest := re.search(r"required_chars\. \S+ vs (\d+)", str(error)):
-        limit = f"too small for this text: its characters alone need {int(smallest[1]) + 1}."
-    else:
-        return UserError(f"SentencePiece cannot make a vocabulary of {vocab_size} from this text: {error}")
-    return UserError(f"A vocabulary of {vocab_size} is {limit}")
-
-
-# --- loading ------------------------------------------------------------------------------------------------
-
-
 def load_tokenizer(folder: Path) -> Tokenizer:
     """Loads the tokenizer of a model folder: ours, or Hugging Face's Marian layout."""
     if not folder.is_dir():
@@ -387,7 +295,7 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _model_bytes(model: Path | bytes) -> bytes:
+def model_bytes(model: Path | bytes) -> bytes:
     if isinstance(model, bytes):
         return model
     if not model.is_file():
@@ -395,7 +303,7 @@ def _model_bytes(model: Path | bytes) -> bytes:
     return model.read_bytes()
 
 
-def _load_processor(model: bytes) -> Any:
+def load_processor(model: bytes) -> Any:
     import sentencepiece
 
     try:
@@ -416,7 +324,7 @@ def _until(ids: Sequence[int], end_id: int) -> Iterable[int]:
         yield token
 
 
-def _without_surrogates(line: str) -> str:
+def without_surrogates(line: str) -> str:
     """Replaces lone surrogates, which UTF-8 cannot hold, by U+FFFD; two that make a character become it."""
     if line.isascii() or not _SURROGATE.search(line):
         return line

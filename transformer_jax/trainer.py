@@ -124,15 +124,15 @@ class Trainer:
         n_params = sum(math.prod(x.shape) for x in jax.tree.leaves(params))
         c, b = self.config, self.batches
         self.say(f"run        {self.folder.folder}")
+        m = c.model
         self.say(
-            f"model      {n_params:,} parameters: d_model {c.model.d_model}, {c.model.n_heads} heads, d_ff {c.model.d_ff}, "
-            f"{c.model.n_encoder_layers}+{c.model.n_decoder_layers} layers, vocabulary {c.model.vocab_size:,}"
+            f"model      {n_params:,} parameters: d_model {m.d_model}, {m.n_heads} heads, d_ff {m.d_ff}, "
+            f"{m.n_encoder_layers}+{m.n_decoder_layers} layers, vocabulary {m.vocab_size:,}"
         )
         removed = [f"{n:,} {rule}" for rule, n in self.texts.train.removed.items() if n]
         if n_changed:
-            removed.append(
-                f"{n_changed:,} longer than {c.data.max_tokens} tokens {'cut' if c.data.too_long == 'cut' else 'dropped'}"
-            )
+            done = "cut" if c.data.too_long == "cut" else "dropped"
+            removed.append(f"{n_changed:,} longer than {c.data.max_tokens} tokens {done}")
         self.say(
             f"text       {len(pairs):,} pairs to train on" + (f" (left out: {', '.join(removed)})" if removed else "")
         )
@@ -149,8 +149,8 @@ class Trainer:
             state, progress = self.checkpoints.restore(state)
             step = self.batches.check_position(progress["position"])
             best = Best(**progress["best"])
-            self.folder.forget_after(step)
             self.say(f"resuming   at step {step:,}")
+        self.folder.forget_after(step)
 
         with catch_signals() as caught, Progress(c.steps, step) as progress:
             while step < c.steps and not caught and not self._patience_is_over(best):

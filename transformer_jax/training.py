@@ -133,7 +133,7 @@ def make_train_step(
         gradients = jax.tree.map(lambda g: g / jnp.maximum(sums.tokens, 1.0), gradients)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        log = StepLog(sums, optax.global_norm(gradients), rate(state.step + 1))
+        log = StepLog(sums, optax.tree.norm(gradients), rate(state.step + 1))
         return TrainState(step=state.step + 1, params=params, opt_state=opt_state), log
 
     return jax.jit(train_step, donate_argnums=0)

@@ -124,13 +124,15 @@ class Translator:
         other.__dict__.update(self.__dict__, params=params)
         return other
 
-    def translate(self, lines: Sequence[str]) -> list[Translation]:
-        """One translation per line, in order. A blank line gives an empty one and never reaches the model."""
+    def translate(self, lines: Sequence[str], first_line: int = 1) -> list[Translation]:
+        """One translation per line, in order. A blank line gives an empty one and never reaches the model.
+
+        Warnings count lines from `first_line`."""
         filled = [i for i, line in enumerate(lines) if line.strip()]
-        sources = self._encode([lines[i] for i in filled], filled)
+        sources = self._encode([lines[i] for i in filled], [first_line + i for i in filled])
         rooms = [self._room(len(ids)) for ids in sources]
         translations = [Translation("", 0.0, ())] * len(lines)
-        for batch in length_sorted_batches(rooms, max(self.config.batch_tokens, max(rooms, default=1))):
+        for batch in length_sorted_batches(rooms, self.config.batch_tokens):
             outputs = self._decode_batch([sources[i] for i in batch])
             for i, (tokens, score) in zip(batch, outputs, strict=True):
                 text = self.tokenizer.decode(tokens)
@@ -143,12 +145,13 @@ class Translator:
         limit = self.model.config.max_length
         for i, ids in enumerate(sources):
             if len(ids) > limit:
-                log.warning("Line %d has %d tokens; the first %d are translated.", numbers[i] + 1, len(ids), limit)
+                log.warning("Line %d has %d tokens; the first %d are translated.", numbers[i], len(ids), limit)
                 sources[i] = [*ids[: limit - 1], self.tokenizer.end_id]
         if isinstance(self.tokenizer, CharacterTokenizer):
             unknown = {c for line in lines for c in self.tokenizer.unknown_characters(line)}
             if unknown:
-                log.warning("Characters that the model does not know are left out: %s", " ".join(sorted(unknown)))
+                shown = " ".join(repr(c)[1:-1] for c in sorted(unknown))
+                log.warning("Characters that the model does not know are left out: %s", shown)
         return sources
 
     def _room(self, length: int) -> int:

@@ -1,0 +1,134 @@
+"""Stop, kill, resume: the run that was interrupted ends with the same bits as the one that was not."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+WORKER = Path(__file__).parent / "resume_worker.py"
+STEPS = 40
+
+
+def start(folder: Path, *options: str, log: Path, cache: Path) -> subprocess.Popen[str]:
+    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    environment |= {
+        "JAX_COMPILATION_CACHE_DIR": str(cache),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+    command = [sys.executable, str(WORKER), str(folder), str(log), *options]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def finish(worker: subprocess.Popen[str]) -> tuple[int, str]:
+    _, messages = worker.communicate(timeout=300)
+    return worker.returncode, messages
+
+
+def saved_state(folder: Path, step: int) -> dict[str, np.ndarray]:
+    import orbax.checkpoint as ocp
+
+    state = ocp.StandardCheckpointer().restore((folder / "checkpoints" / str(step) / "state").absolute())
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
+
+
+def assert_same_bits(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
+    assert a.keys() == b.keys()
+    assert len(a) > 100  # parameters and both of Adam's moments
+    for name, array in a.items():
+        np.testing.assert_array_equal(array, b[name], err_msg=name)
+
+
+def batches_used(log: Path) -> list[tuple[int, str]]:
+    return [(int(step), digest) for step, digest in (line.split() for line in log.read_text().splitlines())]
+
+
+def without_times(metrics: Path) -> list[dict[str, Any]]:
+    records = [json.loads(line) for line in metrics.read_text().splitlines()]
+    return [{k: v for k, v in r.items() if "second" not in k} for r in records]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("xla")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+    """A run that nobody interrupted, with the log of its batches."""
+    folder = tmp_path_factory.mktemp("whole")
+    code, messages = finish(start(folder / "run", log=folder / "batches", cache=cache))
+    assert code == 0, messages
+    return folder
+
+
+def test_five_kills_at_random_steps_and_one_inside_a_save_change_no_bit(
+    whole: Path, cache: Path, tmp_path: Path
+) -> None:
+    chance = random.Random(0)
+    log = tmp_path / "batches"
+    reference = dict(batches_used(whole / "batches"))
+    assert sorted(reference) == list(range(1, STEPS + 1))
+    # Each kill lies beyond the last, so that every resumption gets somewhere; 24 is the step of a checkpoint.
+    kills = [("--die-after", chance.randint(low, low + 5)) for low in (2, 8, 14)] + [("--die-saving", 24)]
+    kills += [("--die-after", chance.randint(low, low + 5)) for low in (26, 33)]
+    for option, step in kills:
+        code, messages = finish(start(tmp_path / "run", option, str(step), log=log, cache=cache))
+        assert code == -signal.SIGKILL, messages
+        if option == "--die-saving":
+            names = [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()]
+            assert "24" not in names
+            assert any(name.startswith("24.") for name in names), "the kill was meant to leave a half-written save"
+    code, messages = finish(start(tmp_path / "run", log=log, cache=cache))
+    assert code == 0, messages
+
+    used = batches_used(log)
+    assert len(used) > STEPS  # steps after a checkpoint were made again
+    assert all(digest == reference[step] for step, digest in used)
+    assert_same_bits(saved_state(tmp_path / "run", STEPS), saved_state(whole / "run", STEPS))
+    assert without_times(tmp_path / "run" / "metrics.jsonl") == without_times(whole / "run" / "metrics.jsonl")
+    for name in ("config.json", "model.safetensors", "vocab.json"):
+        assert (tmp_path / "run" / "model" / name).read_bytes() == (whole / "run" / "model" / name).read_bytes()
+
+
+def test_sigterm_saves_says_so_and_the_same_command_goes_on(whole: Path, cache: Path, tmp_path: Path) -> None:
+    log = tmp_path / "batches"
+    worker = start(tmp_path / "run", log=log, cache=cache)
+    deadline = time.monotonic() + 240
+    while not (log.is_file() and len(log.read_text().splitlines()) >= 3):
+        assert worker.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    worker.send_signal(signal.SIGTERM)
+    code, messages = finish(worker)
+    assert "Traceback" not in messages
+    assert "SIGTERM: saved at step" in messages
+    assert code == 0  # the worker's train() returned; train.py turns the outcome into 143
+    code, messages = finish(start(tmp_path / "run", log=log, cache=cache))
+    assert code == 0, messages
+    assert "resuming" in messages
+    assert_same_bits(saved_state(tmp_path / "run", STEPS), saved_state(whole / "run", STEPS))
+
+
+def test_a_run_saved_on_eight_devices_goes_on_on_four(whole: Path, cache: Path, tmp_path: Path) -> None:
+    log = tmp_path / "batches"
+    options = ["--die-after", "21", "--devices", "8"]
+    code, messages = finish(start(tmp_path / "run", *options, log=log, cache=cache))
+    assert code == -signal.SIGKILL, messages
+    code, messages = finish(start(tmp_path / "run", "--devices", "4", log=log, cache=cache))
+    assert code == 0, messages
+    assert "resuming   at step 20" in messages
+    reference = dict(batches_used(whole / "batches"))
+    assert all(digest == reference[step] for step, digest in batches_used(log))
+    assert saved_state(tmp_path / "run", STEPS).keys() == saved_state(whole / "run", STEPS).keys()
