@@ -142,14 +142,16 @@ def prepare_ours(case: Case) -> tuple[Steps, dict[str, float]]:
     state = replicate(init_state(model, optimizer, seed=0), mesh)
     jax.block_until_ready(state)
     initialised = time.perf_counter()
-    traced = make_train_step(model, optimizer, config, mesh).lower(state, batch)
+    train_step: Any = make_train_step(model, optimizer, config, mesh)
+    traced = train_step.lower(state, batch)
     lowered = time.perf_counter()
     step = traced.compile()
     compiled = time.perf_counter()
 
     def steps(n: int) -> float:
         nonlocal state
-        for _ in range(n):
+        state, log = step(state, batch)
+        for _ in range(n - 1):
             state, log = step(state, batch)
         jax.block_until_ready(state)
         return float(log.sums.loss / log.sums.tokens)
@@ -173,7 +175,7 @@ def torch_model(case: Case) -> Any:
 
     import torch
     from torch import nn
-    from torch.nn import functional as F
+    from torch.nn import functional
 
     from transformer_jax.layers import sinusoids
 
@@ -191,7 +193,7 @@ def torch_model(case: Case) -> Any:
 
         def forward(self, x: Any, mask: Any = None, causal: bool = False) -> Any:
             q, k, v = (heads(part) for part in self.query_key_value(x).chunk(3, dim=-1))
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
+            y = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
             return self.output(y.transpose(1, 2).reshape(x.shape))
 
     class CrossAttention(nn.Module):
@@ -203,7 +205,7 @@ def torch_model(case: Case) -> Any:
 
         def forward(self, x: Any, memory: Any, mask: Any) -> Any:
             k, v = (heads(part) for part in self.key_value(memory).chunk(2, dim=-1))
-            y = F.scaled_dot_product_attention(heads(self.query(x)), k, v, attn_mask=mask)
+            y = functional.scaled_dot_product_attention(heads(self.query(x)), k, v, attn_mask=mask)
             return self.output(y.transpose(1, 2).reshape(x.shape))
 
     def feed_forward() -> Any:
@@ -234,6 +236,8 @@ def torch_model(case: Case) -> Any:
             return self.norms[2](x + self.drop(self.feed_forward(x)))
 
     class Model(nn.Module):
+        positions: torch.Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.embedding = nn.Embedding(case.vocab_size, D)
@@ -255,7 +259,7 @@ def torch_model(case: Case) -> Any:
             x = self.embed(target)
             for layer in self.decoder:
                 x = layer(x, memory, mask)
-            return F.linear(x, self.embedding.weight)
+            return functional.linear(x, self.embedding.weight)
 
     return Model()
 
@@ -263,7 +267,7 @@ def torch_model(case: Case) -> Any:
 def prepare_torch(case: Case, threads: int, adam: str) -> tuple[Steps, dict[str, float]]:
     start = time.perf_counter()
     import torch
-    from torch.nn import functional as F
+    from torch.nn import functional
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)
@@ -278,7 +282,7 @@ def prepare_torch(case: Case, threads: int, adam: str) -> tuple[Steps, dict[str,
         for _ in range(n):
             optimizer.zero_grad()
             logits = model(source, target_in)
-            loss = F.cross_entropy(
+            loss = functional.cross_entropy(
                 logits.flatten(0, 1), target_out.flatten(), ignore_index=0, label_smoothing=SMOOTHING
             )
             loss.backward()

@@ -9,7 +9,15 @@ from transformer_jax.config import DataConfig, DecodeConfig, ModelConfig, RunCon
 
 config = RunConfig(
     name="multi30k",
-    model=ModelConfig(d_model=256, n_heads=4, d_ff=512, n_encoder_layers=3, n_decoder_layers=3, max_length=128),
+    model=ModelConfig(
+        d_model=256,
+        n_heads=4,
+        d_ff=512,
+        n_encoder_layers=3,
+        n_decoder_layers=3,
+        dropout=0.2,
+        max_length=128,
+    ),
     data=DataConfig(
         test_split="test_2016_flickr",
         vocab_size=6000,
@@ -22,7 +30,7 @@ config = RunConfig(
         schedule="rsqrt",
         warmup_steps=800,
         peak_rate=0.0022,
-        decay_fraction=0.3,
+        decay_fraction=0.5,
         evaluate_every=0,
         checkpoint_every=500,
     ),

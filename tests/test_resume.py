@@ -23,6 +23,7 @@ STEPS = 40
 def start(folder: Path, *options: str, log: Path, cache: Path) -> subprocess.Popen[str]:
     environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
     environment |= {
+        "JAX_ENABLE_COMPILATION_CACHE": "true",
         "JAX_COMPILATION_CACHE_DIR": str(cache),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",

@@ -81,9 +81,9 @@ class Checkpoints:
             if saved.get(name) != wanted.get(name)
         ]
         if differences:
-            more = f", and {len(differences) - 6} more" if len(differences) > 6 else ""
+            shown = ", ".join(differences[:6]) + (f", and {len(differences) - 6} more" if differences[6:] else "")
             raise UserError(
-                f"The checkpoint of step {step} in {self.folder} is of another model: {', '.join(differences[:6])}{more}; "
+                f"The checkpoint of step {step} in {self.folder} is of another model: {shown}; "
                 "go on with the model that it was trained with, or train into another folder."
             )
 
