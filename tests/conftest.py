@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,14 @@ if ANNOTATIONS_CHECKED:
 
 def pytest_report_header() -> str:
     return f"jax {jax.__version__}, annotations {'checked' if ANNOTATIONS_CHECKED else 'NOT checked'}"
+
+
+@pytest.fixture(scope="module")
+def fast_compilation() -> Iterator[None]:
+    """For programs that run for milliseconds: what the compiler would gain is lost many times over in compiling."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="session")

@@ -33,7 +33,7 @@ def main() -> None:
 
     config = RunConfig(
         model=ModelConfig.tiny(d_model=16, n_heads=2, d_ff=32, n_encoder_layers=1, n_decoder_layers=1, max_length=64),
-        data=DataConfig(task="numbers", max_tokens=48, batch_tokens=None, batch_size=64, n_buckets=2),
+        data=DataConfig(task="numbers", max_tokens=48, batch_tokens=None, batch_size=64, n_buckets=1),
         train=TrainConfig(steps=40, warmup_steps=10, log_every=1, evaluate_every=20, checkpoint_every=4),
         decode=DecodeConfig(metric="exact", extra_length=4, limit=20),
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,8 @@ from transformer_jax.sharding import data_mesh
 from transformer_jax.tokenizer import SentencePieceTokenizer
 from transformer_jax.translator import Translator
 
+pytestmark = pytest.mark.usefixtures("fast_compilation")
+
 V = 29
 SUB_WORD_IDS = {"pad_id": V - 1, "start_id": V - 1, "end_id": 0}
 SIZES = {"d_model": 16, "n_heads": 2, "d_ff": 24, "n_encoder_layers": 1, "n_decoder_layers": 2, "max_length": 40}
@@ -36,14 +37,6 @@ TEXT = [
 
 def tiny(**changes: Any) -> ModelConfig:
     return ModelConfig(**{"vocab_size": V, **SIZES, **SUB_WORD_IDS, **changes})
-
-
-@pytest.fixture(scope="module", autouse=True)
-def fast_compilation() -> Iterator[None]:
-    """Programs here run for milliseconds: what the compiler would gain is lost many times over in compiling."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def random_params(config: ModelConfig, seed: int = 0, scale: float = 0.25) -> Any:

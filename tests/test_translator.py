@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,8 @@ from transformer_jax.search import Hypotheses
 from transformer_jax.sharding import data_mesh
 from transformer_jax.tokenizer import CharacterTokenizer
 from transformer_jax.translator import Translation, Translator
+
+pytestmark = pytest.mark.usefixtures("fast_compilation")
 
 CHARACTERS = tuple("abcdefgh 0123456789")
 TOKENIZER = CharacterTokenizer(CHARACTERS)
@@ -64,14 +65,6 @@ def make_translator(batch_tokens: int = 256, n_devices: int = 1) -> Translator:
     translator = Translator(MODEL, PARAMS, TOKENIZER, config, data_mesh(n_devices))
     translator.decode = DECODE.setdefault(n_devices, translator.decode)
     return translator
-
-
-@pytest.fixture(scope="module", autouse=True)
-def fast_compilation() -> Iterator[None]:
-    """Programs here run for milliseconds: what the compiler would gain is lost many times over in compiling."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="module")
