@@ -7,13 +7,15 @@ import sys
 from pathlib import Path
 
 from transformer_jax.cli import run_command
-from transformer_jax.run_options import parse_options
-from transformer_jax.sharding import join_processes, use_compilation_cache
+from transformer_jax.memory import restart_with_huge_pages
 
 DEFAULT_CONFIG = Path(__file__).parent / "configs" / "dates.py"
 
 
 def main(arguments: list[str]) -> int:
+    from transformer_jax.run_options import parse_options
+    from transformer_jax.sharding import join_processes, use_compilation_cache
+
     options = parse_options(arguments, DEFAULT_CONFIG)
     use_compilation_cache()
     join_processes(options.processes.coordinator, options.processes.count, options.processes.id)
@@ -21,9 +23,9 @@ def main(arguments: list[str]) -> int:
     from transformer_jax.trainer import Trainer
 
     folder = options.output or Path("runs") / options.run.name
-    outcome = Trainer(options.run, folder, options.resume).train()
-    return outcome.exit_code
+    return Trainer(options.run, folder, options.resume).train().exit_code
 
 
 if __name__ == "__main__":
+    restart_with_huge_pages(sys.argv)
     sys.exit(run_command(lambda: main(sys.argv[1:])))

@@ -13,18 +13,27 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from transformer_jax.config import ModelConfig
-from transformer_jax.errors import UserError
-from transformer_jax.model import DecoderState, Transformer
-
 if TYPE_CHECKING:
+    from transformer_jax.config import ModelConfig
+    from transformer_jax.errors import UserError
+    from transformer_jax.model import DecoderState, Transformer
     from transformer_jax.translator import Translation, Translator
 
 __all__ = ["DecoderState", "ModelConfig", "Transformer", "Translation", "Translator", "UserError"]
 
+_MODULES = {
+    "ModelConfig": "config",
+    "UserError": "errors",
+    "DecoderState": "model",
+    "Transformer": "model",
+    "Translation": "translator",
+    "Translator": "translator",
+}
+
 
 def __getattr__(name: str) -> Any:
-    # The paper part needs jax, flax and numpy only; what turns text into text is imported when it is asked for.
-    if name in ("Translation", "Translator"):
-        return getattr(import_module("transformer_jax.translator"), name)
+    # Names are imported when they are asked for: the paper part needs jax, flax and numpy only, and a program can
+    # look at its arguments before any of them is loaded.
+    if name in _MODULES:
+        return getattr(import_module(f"transformer_jax.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

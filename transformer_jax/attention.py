@@ -44,31 +44,9 @@ def segment_mask(
     return mask[:, None]
 
 
-@jax.custom_vjp
-def product(x: Float[Array, "*B i"], kernel: Float[Array, "i o"]) -> Float[Array, "*B o"]:
-    """x W. Written out for its gradient alone, which is the usual one: see `_product_gradient`."""
-    return x @ kernel
-
-
-def _product_forward(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
-    return x @ kernel, (x, kernel)
-
-
-def _product_gradient(operands: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
-    x, kernel = operands
-    x_ni, gradient_no = x.reshape(-1, x.shape[-1]), gradient.reshape(-1, gradient.shape[-1])
-    if jax.default_backend() == "cpu":
-        # Left alone, XLA's CPU compiler makes a transposed copy of x with whatever computed it: a seventh of a step.
-        x_ni, gradient_no = jax.lax.optimization_barrier((x_ni, gradient_no))
-    return gradient @ kernel.T, x_ni.T @ gradient_no
-
-
-product.defvjp(_product_forward, _product_gradient)
-
-
 def linear(weights: Mapping[str, Array], x: Float[Array, "*B i"]) -> Float[Array, "*B o"]:
     """x W + b in x's dtype. Every projection of the model is applied here; kernels are [in, out]."""
-    y = product(x, weights["kernel"].astype(x.dtype))
+    y = x @ weights["kernel"].astype(x.dtype)
     return y + weights["bias"].astype(x.dtype) if "bias" in weights else y
 
 

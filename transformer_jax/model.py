@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -337,7 +339,7 @@ class Transformer(nn.Module):
             past=state.self_attention,
             step=state.step,
         )
-        state = state.replace(self_attention=self_attention, step=state.step + T)
+        state = dataclasses.replace(state, self_attention=self_attention, step=state.step + T)
         return self._logits(x_BTD), state
 
     def _embed_target(self, target_ids_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:

@@ -55,7 +55,7 @@ def adam(config: TrainConfig, d_model: int) -> optax.GradientTransformation:
     schedule = learning_rate(config, d_model)
     update = optax.adam(
         # optax counts updates from 0, Eq. 3 from 1: without the shift the first update would be lost.
-        lambda count: schedule(count + 1),
+        lambda count: schedule(jnp.asarray(count) + 1),
         b1=config.beta1,
         b2=config.beta2,
         eps=config.epsilon,

@@ -58,7 +58,7 @@ def batch_loss(
     model: Transformer, params: Params, batch: Batch, config: TrainConfig, dropout_key: Array | None
 ) -> LossSums:
     """The loss of a batch, summed over its target tokens; with dropout if there is a key."""
-    logits_BTV = model.apply(
+    logits_BTV: Any = model.apply(
         {"params": params},
         batch.source_ids_BS,
         batch.target_inputs_BT,
@@ -132,7 +132,7 @@ def make_train_step(
         gradients, sums = all_gradients(state.params, batch, key)
         gradients = jax.tree.map(lambda g: g / jnp.maximum(sums.tokens, 1.0), gradients)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
+        params: Any = optax.apply_updates(state.params, updates)
         log = StepLog(sums, optax.tree.norm(gradients), rate(state.step + 1))
         return TrainState(step=state.step + 1, params=params, opt_state=opt_state), log
 
