@@ -200,28 +200,54 @@ print("RESULT " + json.dumps([losses, digest, jax.device_count()]))
 """
 
 
-def run_processes(count: int, n_local: int) -> list[Any]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "true"}
-    here = str(Path(__file__).parent)
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER, f"127.0.0.1:{port}", str(count), str(i), str(n_local), here],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for i in range(count)
-    ]
-    results = []
+def in_processes(commands: list[list[str]], **variables: str) -> list[str]:
+    """Runs the commands side by side; returns what each wrote to standard output."""
+    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    environment |= {"JAX_DISABLE_MOST_OPTIMIZATIONS": "true", **variables}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    workers = [subprocess.Popen([sys.executable, *command], env=environment, **pipes) for command in commands]
+    outputs = []
     for worker in workers:
         out, err = worker.communicate(timeout=240)
         assert worker.returncode == 0, err[-3000:]
-        results.append(json.loads(next(line for line in out.splitlines() if line.startswith("RESULT "))[7:]))
-    return results
+        outputs.append(out)
+    return outputs
+
+
+def free_address() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+def run_processes(count: int, n_local: int) -> list[Any]:
+    address, here = free_address(), str(Path(__file__).parent)
+    commands = [["-c", WORKER, address, str(count), str(i), str(n_local), here] for i in range(count)]
+    outputs = in_processes(commands)
+    return [json.loads(next(x for x in out.splitlines() if x.startswith("RESULT "))[7:]) for out in outputs]
+
+
+def test_two_processes_train_one_run_with_one_folder(tmp_path: Path) -> None:
+    """train.py in two processes of four devices, against one of eight: evaluation, checkpoints and files included."""
+    root = Path(__file__).parents[1]
+    options = ["--train.steps", "4", "--train.evaluate-every", "2", "--train.log-every", "1", "--decode.limit", "16"]
+    command = [str(root / "train.py"), "--config", str(root / "configs" / "reverse.py"), *options, "--output"]
+    flag = "--xla_force_host_platform_device_count="
+    in_processes([[*command, str(tmp_path / "one")]], XLA_FLAGS=flag + "8")
+    address = free_address()
+    together = [*command, str(tmp_path / "two"), "--processes.coordinator", address, "--processes.count", "2"]
+    in_processes([[*together, "--processes.id", str(i)] for i in range(2)], XLA_FLAGS=flag + "4")
+
+    def losses(folder: Path) -> list[tuple[str, int, float]]:
+        records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        return [(r["kind"], r["step"], r.get("loss", 0.0)) for r in records]
+
+    one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
+    assert [r[:2] for r in one] == [r[:2] for r in two]
+    assert len(one) == 7  # four steps, two evaluations, one result
+    np.testing.assert_allclose([r[2] for r in two], [r[2] for r in one], atol=1e-5)
+    assert (tmp_path / "two" / "model" / "model.safetensors").is_file()
+    assert sorted(p.name for p in (tmp_path / "two" / "checkpoints").iterdir()) == ["2", "4"]
 
 
 def test_two_processes_of_four_devices_equal_one_process_of_eight() -> None:

@@ -78,6 +78,14 @@ def is_main_process() -> bool:
     return jax.process_index() == 0
 
 
+def wait_for_all(what: str) -> None:
+    """Returns when every process has come here; `what` names the place."""
+    if jax.process_count() > 1:
+        from jax.experimental import multihost_utils
+
+        multihost_utils.sync_global_devices(what)
+
+
 def use_compilation_cache(folder: str | None = None) -> None:
     """Keeps compiled programs on disk, so that the next start of the same run finds them.
 

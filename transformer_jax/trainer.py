@@ -35,8 +35,8 @@ from transformer_jax.optimizer import adam
 from transformer_jax.progress import Progress
 from transformer_jax.run_data import find_tokenizer, read_texts, to_tokens
 from transformer_jax.run_folder import RunFolder
-from transformer_jax.sharding import data_mesh, is_main_process, replicate, shard_rows
-from transformer_jax.tokenizer import SentencePieceTokenizer, Tokenizer
+from transformer_jax.sharding import data_mesh, is_main_process, replicate, shard_rows, wait_for_all
+from transformer_jax.tokenizer import SentencePieceTokenizer, Tokenizer, load_tokenizer
 from transformer_jax.training import StepLog, TrainState, init_state, make_loss_step, make_train_step
 from transformer_jax.translator import Translator
 
@@ -84,9 +84,7 @@ class Trainer:
         check_devices(config, self.mesh.size)
         texts = read_texts(config.data)
         self.folder.create(config)
-        tokenizer = find_tokenizer(config.data, texts, self.folder.tokenizer, progress=sys.stderr.isatty())
-        if is_main_process() and not self.folder.tokenizer.is_dir():
-            tokenizer.save(self.folder.tokenizer)
+        tokenizer = self._tokenizer(config.data, texts)
         model_config = fit_model(config.model, tokenizer)
         self.config = dataclasses.replace(config, model=model_config)
         self.texts, self.tokenizer = texts, tokenizer
@@ -107,6 +105,17 @@ class Trainer:
         self._reader: Iterator[Batch] | None = None
         self.checkpoints = Checkpoints(self.folder.checkpoints, config.train.keep_checkpoints)
         self._describe(pairs, n_changed)
+
+    def _tokenizer(self, config: DataConfig, texts: Texts) -> Tokenizer:
+        """The run's tokenizer. The main process finds or trains it and saves it; the others read what it has saved."""
+        if is_main_process():
+            tokenizer = find_tokenizer(config, texts, self.folder.tokenizer, progress=sys.stderr.isatty())
+            if not self.folder.tokenizer.is_dir():
+                part = self.folder.tokenizer.with_name(".tokenizer.part")
+                tokenizer.save(part)
+                part.rename(self.folder.tokenizer)
+        wait_for_all("tokenizer")
+        return tokenizer if is_main_process() else load_tokenizer(self.folder.tokenizer)
 
     def _validation_batches(self) -> tuple[TokenPairs, list[Bucket]] | None:
         """The validation pairs with shapes of their own: none is left out, however long."""
