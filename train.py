@@ -27,5 +27,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    restart_with_huge_pages(sys.argv)
+    restart_with_huge_pages()
     sys.exit(run_command(lambda: main(sys.argv[1:])))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+
+from transformer_jax.cli import run_command
 
 WORKER = Path(__file__).parent / "resume_worker.py"
 STEPS = 40
@@ -133,3 +136,62 @@ def test_a_run_saved_on_eight_devices_goes_on_on_four(whole: Path, cache: Path, 
     reference = dict(batches_used(whole / "batches"))
     assert all(digest == reference[step] for step, digest in batches_used(log))
     assert saved_state(tmp_path / "run", STEPS).keys() == saved_state(whole / "run", STEPS).keys()
+
+
+def test_a_checkpoint_that_cannot_be_read_is_put_aside_and_the_one_before_is_used(
+    whole: Path, cache: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(whole / "run", tmp_path / "run")
+    checkpoints = tmp_path / "run" / "checkpoints"
+    shutil.rmtree(checkpoints / str(STEPS) / "state")
+    (checkpoints / "notes.txt").write_text("not a checkpoint")
+    code, messages = finish(start(tmp_path / "run", log=tmp_path / "batches", cache=cache))
+    assert code == 0, messages
+    assert f"resuming   at step {STEPS - 4}" in messages
+    assert (checkpoints / f"{STEPS}.unreadable").is_dir()
+    assert_same_bits(saved_state(tmp_path / "run", STEPS), saved_state(whole / "run", STEPS))
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--model.d-ff", "48"], ["feed_forward/hidden/kernel", "[64, 128]", "[64, 48]"]),
+        (["--train.clip-norm", "None"], ["clip_norm"]),
+        (["--train.seed", "5"], ["seed 0 there, 5 here"]),
+        (["--data.batch-size", "32"], ["shapes"]),
+        (["--data.task", "numbers"], ["data.task reversal", "numbers"]),
+    ],
+)
+def test_a_run_is_not_resumed_as_another_and_stays_as_it_was(
+    options: list[str], named: list[str], reversal_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (reversal_run / "config.json").read_bytes()
+    code = run_command(lambda: train_main([*REVERSAL, "--output", str(reversal_run), *options]))
+    messages = capsys.readouterr().err
+    assert code == 2
+    for words in named:
+        assert words in messages.splitlines()[-1]
+    assert (reversal_run / "config.json").read_bytes() == before
+
+
+ROOT = Path(__file__).parents[1]
+REVERSAL = ["--config", str(ROOT / "configs" / "reverse.py"), "--train.n-devices", "1", "--decode.limit", "8"]
+REVERSAL += ["--train.steps", "2", "--train.evaluate-every", "2"]
+
+
+def train_main(arguments: list[str]) -> int:
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("train", ROOT / "train.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.main(arguments)
+
+
+@pytest.fixture(scope="module")
+def reversal_run(tmp_path_factory: pytest.TempPathFactory, fast_compilation: None) -> Path:
+    folder = tmp_path_factory.mktemp("reversal") / "run"
+    assert train_main([*REVERSAL, "--output", str(folder)]) == 0
+    return folder

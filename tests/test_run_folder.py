@@ -16,7 +16,7 @@ from transformer_jax.run_folder import RunFolder, samples_page
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[RunFolder]:
     folder = RunFolder(tmp_path / "runs" / "one")
-    folder.create(RunConfig())
+    folder.create()
     yield folder
     folder.close()
 
@@ -26,7 +26,8 @@ def test_config_is_kept_as_plain_json(tmp_path: Path) -> None:
         name="mine", model=ModelConfig(d_model=64), data=DataConfig(dir=tmp_path / "data"), samples=("Grüße",)
     )
     folder = RunFolder(tmp_path / "run")
-    folder.create(config)
+    folder.create()
+    folder.write_config(config)
     kept = json.loads((tmp_path / "run" / "config.json").read_text(encoding="utf-8"))
     assert kept["name"] == "mine"
     assert kept["model"]["d_model"] == 64
@@ -140,6 +141,6 @@ def test_curves_of_a_run_without_records_are_drawn_too(folder: RunFolder) -> Non
 def test_a_file_in_the_place_of_the_run_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="is a file"):
-        RunFolder(tmp_path / "file").create(RunConfig())
+        RunFolder(tmp_path / "file").create()
     with pytest.raises(UserError, match="cannot be written"):
-        RunFolder(tmp_path / "file" / "run").create(RunConfig())
+        RunFolder(tmp_path / "file" / "run").create()

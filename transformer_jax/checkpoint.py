@@ -13,7 +13,9 @@ from typing import Any
 import jax
 
 from transformer_jax.errors import UserError
-from transformer_jax.training import Params, TrainState
+from transformer_jax.training import TrainState
+
+log = logging.getLogger("transformer_jax")
 
 STATE, PROGRESS, SHAPES = "state", "progress", "shapes"
 
@@ -55,35 +57,50 @@ class Checkpoints:
             return
         args = {
             STATE: ocp.args.StandardSave(state),
-            PROGRESS: ocp.args.JsonSave({**progress, SHAPES: array_shapes(state.params)}),
+            PROGRESS: ocp.args.JsonSave({**progress, SHAPES: array_shapes(state)}),
         }
         self._manager.save(step, args=ocp.args.Composite(**args))
 
-    def restore(self, like: TrainState, step: int | None = None) -> tuple[TrainState, dict[str, Any]]:
-        """The newest checkpoint (or that of `step`), placed like `like`, on however many devices it was saved."""
+    def restore(self, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
+        """The newest checkpoint that can be read, placed like `like`, on however many devices it was saved."""
         import orbax.checkpoint as ocp
 
-        step = self.latest_step if step is None else step
-        if step is None:
-            raise UserError(f"There is no complete checkpoint in {self.folder}.")
-        read_progress = ocp.args.Composite(**{PROGRESS: ocp.args.JsonRestore()})
-        progress = dict(self._manager.restore(step, args=read_progress)[PROGRESS])
-        self._check_shapes(progress.pop(SHAPES), array_shapes(like.params), step)
+        for step in reversed(self.steps):
+            try:
+                read_progress = ocp.args.Composite(**{PROGRESS: ocp.args.JsonRestore()})
+                progress = dict(self._manager.restore(step, args=read_progress)[PROGRESS])
+                self._check_shapes(progress.pop(SHAPES), array_shapes(like), step)
+                target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
+                read_state = ocp.args.Composite(**{STATE: ocp.args.StandardRestore(target)})
+                return self._manager.restore(step, args=read_state)[STATE], progress
+            except UserError:
+                raise
+            except Exception as error:  # whatever a damaged file makes orbax raise
+                self._put_aside(step, error)
+        raise UserError(
+            f"No checkpoint in {self.folder} can be read; restore them from a copy, or train into another folder."
+        )
 
-        target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
-        read_state = ocp.args.Composite(**{STATE: ocp.args.StandardRestore(target)})
-        return self._manager.restore(step, args=read_state)[STATE], progress
+    def _put_aside(self, step: int, error: Exception) -> None:
+        """Renames a checkpoint that cannot be read, so that the run can go on from the one before and keep both."""
+        aside = self.folder / f"{step}.unreadable"
+        reason = str(error).split("\n")[0][:200]
+        log.warning("The checkpoint of step %d cannot be read (%s); it is now %s.", step, reason, aside)
+        (self.folder / str(step)).rename(aside)
+        self._manager.reload()
 
     def _check_shapes(self, saved: dict[str, list[int]], wanted: dict[str, list[int]], step: int) -> None:
         differences = [
             f"{name} is {saved.get(name, 'absent')} in the checkpoint and {wanted.get(name, 'absent')} here"
             for name in sorted(saved.keys() | wanted.keys())
-            if saved.get(name) != wanted.get(name)
+            if saved.get(name) != wanted.get(name) and name.startswith("params/")
         ]
+        if not differences and saved != wanted:
+            differences = ["the optimizer keeps other arrays (was clip_norm switched on or off?)"]
         if differences:
             shown = ", ".join(differences[:6]) + (f", and {len(differences) - 6} more" if differences[6:] else "")
             raise UserError(
-                f"The checkpoint of step {step} in {self.folder} is of another model: {shown}; "
+                f"The checkpoint of step {step} in {self.folder} is of another model or optimizer: {shown}; "
                 "go on with the model that it was trained with, or train into another folder."
             )
 
@@ -93,7 +110,7 @@ class Checkpoints:
         self._manager.close()
 
 
-def array_shapes(params: Params) -> dict[str, list[int]]:
-    """Path of names -> shape of every parameter."""
-    leaves = jax.tree_util.tree_leaves_with_path(params)
+def array_shapes(state: TrainState) -> dict[str, list[int]]:
+    """Path of names -> shape of every parameter and of every array of the optimizer."""
+    leaves = jax.tree_util.tree_leaves_with_path(state)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): list(leaf.shape) for path, leaf in leaves}

@@ -29,6 +29,9 @@ def run_command(command: Callable[[], int | None]) -> int:
         # Whoever read our output has gone: nothing is wrong, and there is nobody left to tell.
         sys.stderr.close()
         return 141
+    except OSError as error:
+        print(f"error: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
@@ -67,8 +70,10 @@ def _translate(options: argparse.Namespace) -> int:
 
     use_compilation_cache()
     config = DecodeConfig(batch_tokens=options.batch_tokens, extra_length=options.extra_length)
-    if options.input is not None and not options.input.is_file():
+    if options.input is not None and (options.input.is_dir() or not options.input.exists()):
         raise UserError(f"There is no file {options.input}.")
+    if (options.input is None and sys.stdin is None) or (options.output is None and sys.stdout is None):
+        raise UserError("Standard input or output is closed; name files with --input and --output.")
     translator = Translator.from_pretrained(options.model, config)
     interactive = options.input is None and sys.stdin.isatty()
     with _input_lines(options.input) as lines, _output(options.output) as output:

@@ -32,9 +32,10 @@ def _one_of(config: Any, **allowed: tuple[str, ...]) -> None:
         _check(value in values, f"{name} is {value!r}; it must be one of {', '.join(values)}.")
 
 
-def _not_below(config: Any, minimum: float, *names: str) -> None:
+def _not_below(config: Any, minimum: int, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
+        _check(isinstance(value, int), f"{name} is {value!r}; it must be a whole number.")
         _check(value >= minimum, f"{name} is {value}; it must be at least {minimum}.")
 
 
@@ -188,6 +189,7 @@ class DataConfig:
         _one_of(self, tokenizer_type=("bpe", "unigram"), too_long=("drop", "cut"))
         _not_below(self, 1, "batch_size", "n_buckets", "rows_multiple")
         _not_below(self, 2, "max_tokens")
+        _check(self.limit is None or self.limit > 0, f"data.limit is {self.limit}; it must be above 0.")
         _check(
             self.batch_tokens is None or self.batch_tokens >= self.max_tokens * self.rows_multiple,
             f"batch_tokens is {self.batch_tokens}, too few for {self.rows_multiple} rows (rows_multiple) of "
@@ -211,7 +213,7 @@ class TrainConfig:
 
     steps: int = 100_000
     epochs: int | None = None
-    """Passes over the training text; sets `steps`."""
+    """Passes over the training text; where it is set, it takes the place of `steps`."""
     seed: int = 0
     schedule: Literal["paper", "rsqrt", "cosine", "constant"] = "paper"
     """paper: Eq. 3. The others rise to peak_rate over warmup_steps; rsqrt and cosine then fall."""
@@ -229,7 +231,7 @@ class TrainConfig:
     smoothing: Literal["all", "others"] = "all"
     """all: epsilon spread over the whole vocabulary. others: over all but the right token (tensor2tensor)."""
     accumulation: int = 1
-    """Parts that a step's batch is computed in, one after another, to save memory. Changes no number."""
+    """Parts that a step's batch is computed in, one after another, to save memory; only dropout's masks change."""
     log_every: int = 50
     evaluate_every: int | None = 1000
     """Steps between evaluations, the last step being one; 0: after each epoch; None: never."""
@@ -244,6 +246,7 @@ class TrainConfig:
         _one_of(self, schedule=("paper", "rsqrt", "cosine", "constant"), smoothing=("all", "others"))
         _not_below(self, 1, "steps", "warmup_steps", "accumulation", "log_every", "checkpoint_every")
         _not_below(self, 1, "keep_checkpoints")
+        _not_below(self, 0, "seed")
         _check(
             self.evaluate_every is None or self.evaluate_every >= 0,
             f"evaluate_every is {self.evaluate_every}; it must be a number of steps, or 0 for every epoch.",
@@ -275,6 +278,7 @@ class DecodeConfig:
         _one_of(self, metric=("bleu", "exact"))
         _not_below(self, 1, "batch_tokens")
         _not_below(self, 0, "extra_length")
+        _check(self.limit is None or self.limit > 0, f"decode.limit is {self.limit}; it must be above 0.")
 
 
 @dataclass(frozen=True)

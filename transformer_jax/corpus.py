@@ -58,6 +58,8 @@ def iterate_file(path: Path, errors: DecodeErrors = "surrogateescape") -> Iterat
         raise UserError(f"{path} is a folder: name a text file in it.") from error
     except PermissionError as error:
         raise UserError(f"{path} may not be read: check its permissions.") from error
+    except NotADirectoryError as error:
+        raise UserError(f"There is no file {path}: a part of its folder's name is a file.") from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(f"{path} is a damaged gzip file ({error}): copy or download it again.") from error
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 
 VARIABLE = "GLIBC_TUNABLES"
 TUNABLES = ":".join(
@@ -21,14 +20,13 @@ TUNABLES = ":".join(
 )
 
 
-def restart_with_huge_pages(arguments: Sequence[str]) -> None:
+def restart_with_huge_pages() -> None:
     """Starts this program anew, in the same process, with the settings above; does nothing the second time.
 
-    For the first line of a program, before anything is imported that takes time. `arguments` are those of the
-    interpreter: the script and what follows it. On other systems, and where the user has set GLIBC_TUNABLES, nothing
-    happens.
+    For the first line of a program, before anything is imported that takes time. On other systems, and where the user
+    has set GLIBC_TUNABLES, nothing happens.
     """
     if sys.platform != "linux" or VARIABLE in os.environ:
         return
     os.environ[VARIABLE] = TUNABLES
-    os.execv(sys.executable, [sys.executable, *arguments])
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

@@ -46,7 +46,8 @@ class Progress:
         elif time.monotonic() - self._shown >= self.LINE_EVERY_SECONDS or step == self.n_steps:
             self._shown = time.monotonic()
             per_step = elapsed / max(1, len(self._window) - 1)
-            left = time.strftime("%H:%M:%S", time.gmtime(per_step * (self.n_steps - step)))
+            minutes, seconds = divmod(round(per_step * (self.n_steps - step)), 60)
+            left = f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
             self.say(f"step {step:>7,}  loss {loss:.4f}  rate {rate:.2e}  {speed:,.0f} tokens/s  left {left}")
         return speed
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from transformer_jax.batching import Ragged, TokenPairs
 from transformer_jax.config import DataConfig
@@ -71,10 +72,8 @@ def _first(text: ParallelText, limit: int | None) -> ParallelText:
     return text if limit is None else ParallelText(text.source[:limit], text.target[:limit], text.removed)
 
 
-def find_tokenizer(config: DataConfig, texts: Texts, saved: Path, progress: bool) -> Tokenizer:
-    """The run's tokenizer: the one it has saved, the one that is given, the task's alphabet, or a new one."""
-    if saved.is_dir():
-        return load_tokenizer(saved)
+def find_tokenizer(config: DataConfig, texts: Texts, progress: bool) -> Tokenizer:
+    """A new run's tokenizer: the one that is given, the task's alphabet, or one trained on the training text."""
     if config.tokenizer is not None:
         return load_tokenizer(config.tokenizer)
     if texts.characters is not None:
@@ -84,14 +83,21 @@ def find_tokenizer(config: DataConfig, texts: Texts, saved: Path, progress: bool
 
 
 def to_tokens(
-    text: ParallelText, tokenizer: Tokenizer, max_tokens: int | None, rule: str = "drop"
-) -> tuple[TokenPairs, int]:
-    """The text in tokens, and how many pairs the length rule took out or cut."""
+    text: ParallelText, tokenizer: Tokenizer, max_tokens: int | None, rule: Literal["drop", "cut"] = "drop"
+) -> tuple[TokenPairs, dict[str, int]]:
+    """The text in tokens, and how many pairs each rule took out or cut."""
     source: Sequence[list[int]] = tokenizer.encode_source_batch(text.source)
     target: Sequence[list[int]] = tokenizer.encode_target_batch(text.target)
-    changed = 0
+    # A side of which only the end token is left says nothing, whatever stood in the line.
+    spelt = [i for i, (s, t) in enumerate(zip(source, target, strict=True)) if len(s) > 1 and len(t) > 1]
+    counts = {"that the vocabulary cannot spell left out": len(source) - len(spelt)}
+    source, target = [source[i] for i in spelt], [target[i] for i in spelt]
+    if not source:
+        raise UserError("The tokenizer knows none of the text: it does not belong to it; train or name another.")
     if max_tokens is not None:
-        source, target, changed = limit_length(source, target, max_tokens, max_tokens, rule)  # type: ignore[arg-type]
+        source, target, changed = limit_length(source, target, max_tokens, max_tokens, rule)
+        counts[f"longer than {max_tokens} tokens {'cut' if rule == 'cut' else 'left out'}"] = changed
     if not source:
         raise UserError(f"No sentence pair is left: all are longer than max_tokens, {max_tokens}; raise it.")
-    return TokenPairs(Ragged.pack(source), Ragged.pack(target), tokenizer.pad_id, tokenizer.start_id), changed
+    counts = {rule: n for rule, n in counts.items() if n}
+    return TokenPairs(Ragged.pack(source), Ragged.pack(target), tokenizer.pad_id, tokenizer.start_id), counts

@@ -33,15 +33,28 @@ class RunFolder:
         self.metrics = folder / "metrics.jsonl"
         self._events: Any = None
 
-    def create(self, config: RunConfig) -> None:
+    def create(self) -> None:
         if self.folder.exists() and not self.folder.is_dir():
             raise UserError(f"{self.folder} is a file; name a folder for the run.")
         if is_main_process():
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
-                write_whole(self.folder / "config.json", json.dumps(to_json(config), indent=2) + "\n")
+                write_whole(self.folder / ".writable", "")
+                (self.folder / ".writable").unlink()
             except OSError as error:
                 raise UserError(f"The run folder {self.folder} cannot be written ({error.strerror}).") from error
+
+    @property
+    def config(self) -> Record | None:
+        """What config.json says of an earlier start; None where there is none that can be read."""
+        try:
+            return json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+
+    def write_config(self, config: RunConfig) -> None:
+        if is_main_process():
+            write_whole(self.folder / "config.json", json.dumps(to_json(config), indent=2) + "\n")
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """Appends a record to metrics.jsonl and its numbers to the TensorBoard events."""
@@ -66,7 +79,8 @@ class RunFolder:
             # A run that is killed may leave its last line half-written, even in the middle of a letter.
             with contextlib.suppress(ValueError):
                 records.append(json.loads(line))
-        return [r for r in records if kind in (None, r["kind"])]
+        whole = [r for r in records if isinstance(r, dict) and isinstance(r.get("step"), int) and "kind" in r]
+        return [r for r in whole if kind in (None, r["kind"])]
 
     @staticmethod
     def _ends_with_a_line(file: BinaryIO) -> bool:

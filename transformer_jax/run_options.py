@@ -70,7 +70,10 @@ def load_config(path: Path) -> RunConfig:
 def parse_options(arguments: Sequence[str], default_config: Path) -> TrainOptions:
     """Reads the command line. The config file is found first, since the other options change what it says."""
     path = _config_path(arguments) or default_config
-    options, unknown = _parse(arguments, TrainOptions(config=path, run=load_config(path)))
+    run = load_config(path)
+    if _names("--train.steps", arguments) and not _names("--train.epochs", arguments):
+        run = replace(run, **{"train.epochs": None})
+    options, unknown = _parse(arguments, TrainOptions(config=path, run=run))
     if unknown:
         name = unknown[0].split("=")[0]
         if not name.startswith("--"):
@@ -89,6 +92,10 @@ def smoke_run(run: RunConfig) -> RunConfig:
     changes = {"data.limit": 500, "train.epochs": 2, "train.evaluate_every": None}
     vocab_size = min(run.data.vocab_size, 500)
     return replace(run, name=f"{run.name}-smoke", **changes, **{"data.vocab_size": vocab_size})
+
+
+def _names(option: str, arguments: Sequence[str]) -> bool:
+    return any(argument.split("=")[0] == option for argument in arguments)
 
 
 def _config_path(arguments: Sequence[str]) -> Path | None:

@@ -23,12 +23,17 @@ def join_processes(coordinator: str | None, n_processes: int | None, process_id:
     With a coordinator ("host:port"), the three are taken as given. Without one, a cluster that JAX recognises
     (SLURM, Open MPI, a TPU pod) is joined where `n_processes` is 0, and nothing happens otherwise.
     """
-    if coordinator is not None:
-        if n_processes is None or process_id is None:
-            raise UserError("A coordinator needs the number of processes and this process's id beside it.")
+    if n_processes == 0:
+        try:
+            jax.distributed.initialize()
+        except ValueError as error:
+            raise UserError(
+                "JAX recognises no cluster here; name a coordinator, the number of processes and this one's id."
+            ) from error
+    elif coordinator is not None and n_processes is not None and process_id is not None:
         jax.distributed.initialize(coordinator, n_processes, process_id)
-    elif n_processes == 0:
-        jax.distributed.initialize()
+    elif (coordinator, n_processes, process_id) != (None, None, None):
+        raise UserError("Several processes need all three: a coordinator, their number, and this one's id.")
 
 
 def data_mesh(n_devices: int | None = None) -> Mesh:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shutil
 import signal
 import sys
 import time
@@ -25,7 +26,7 @@ from transformer_jax.batching import (
     read_ahead,
 )
 from transformer_jax.checkpoint import Checkpoints
-from transformer_jax.config import DataConfig, ModelConfig, RunConfig
+from transformer_jax.config import DataConfig, ModelConfig, RunConfig, to_json
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation import loss_of, per_token, score_translations
 from transformer_jax.hf_marian import save_model
@@ -33,7 +34,7 @@ from transformer_jax.loss import lowest_loss
 from transformer_jax.model import Transformer
 from transformer_jax.optimizer import adam
 from transformer_jax.progress import Progress
-from transformer_jax.run_data import find_tokenizer, read_texts, to_tokens
+from transformer_jax.run_data import Texts, find_tokenizer, read_texts, to_tokens
 from transformer_jax.run_folder import RunFolder
 from transformer_jax.sharding import data_mesh, is_main_process, replicate, shard_rows, wait_for_all
 from transformer_jax.tokenizer import SentencePieceTokenizer, Tokenizer, load_tokenizer
@@ -82,16 +83,16 @@ class Trainer:
             )
         self.mesh = data_mesh(config.train.n_devices)
         check_devices(config, self.mesh.size)
+        check_lengths(config.data, config.model)
         texts = read_texts(config.data)
-        self.folder.create(config)
-        tokenizer = self._tokenizer(config.data, texts)
+        self.folder.create()
+        tokenizer = self._tokenizer(config.data, texts, resuming=found)
         model_config = fit_model(config.model, tokenizer)
         self.config = dataclasses.replace(config, model=model_config)
         self.texts, self.tokenizer = texts, tokenizer
         self.samples = config.samples or texts.samples
 
-        check_lengths(config.data, model_config)
-        pairs, n_changed = to_tokens(texts.train, tokenizer, config.data.max_tokens, config.data.too_long)
+        pairs, changed = to_tokens(texts.train, tokenizer, config.data.max_tokens, config.data.too_long)
         self.buckets = make_buckets(pairs, config.data)
         self.batches, self.config = plan_steps(pairs, self.buckets, self.config)
         self.validation = self._validation_batches()
@@ -104,31 +105,43 @@ class Trainer:
         self._translator: Translator | None = None
         self._reader: Iterator[Batch] | None = None
         self.checkpoints = Checkpoints(self.folder.checkpoints, config.train.keep_checkpoints)
-        self._describe(pairs, n_changed)
+        self._describe(pairs, changed)
 
-    def _tokenizer(self, config: DataConfig, texts: Texts) -> Tokenizer:
-        """The run's tokenizer. The main process finds or trains it and saves it; the others read what it has saved."""
-        if is_main_process():
-            tokenizer = find_tokenizer(config, texts, self.folder.tokenizer, progress=sys.stderr.isatty())
-            if not self.folder.tokenizer.is_dir():
-                part = self.folder.tokenizer.with_name(".tokenizer.part")
-                tokenizer.save(part)
-                part.rename(self.folder.tokenizer)
+    def _tokenizer(self, config: DataConfig, texts: Texts, resuming: bool) -> Tokenizer:
+        """The tokenizer that a run is resumed with, or a new one. The main process makes it, the others read it."""
+        if resuming:
+            self._check_same_tokenizer(config)
+        elif is_main_process():
+            tokenizer = find_tokenizer(config, texts, progress=sys.stderr.isatty())
+            part = self.folder.tokenizer.with_name(".tokenizer.part")
+            for folder in (part, self.folder.tokenizer):  # of a start that got no further
+                shutil.rmtree(folder, ignore_errors=True)
+            tokenizer.save(part)
+            part.rename(self.folder.tokenizer)
         wait_for_all("tokenizer")
-        return tokenizer if is_main_process() else load_tokenizer(self.folder.tokenizer)
+        return load_tokenizer(self.folder.tokenizer)
+
+    def _check_same_tokenizer(self, config: DataConfig) -> None:
+        before, now = (self.folder.config or {}).get("data", {}), to_json(config)
+        for name in ("tokenizer", "tokenizer_type", "vocab_size", "task"):
+            if name in before and before[name] != now[name]:
+                raise UserError(
+                    f"The run was started with data.{name} {before[name]}, now it is {now[name]}; a run keeps its "
+                    "vocabulary: go on with the same options, or train into another folder."
+                )
 
     def _validation_batches(self) -> tuple[TokenPairs, list[Bucket]] | None:
         """The validation pairs with shapes of their own: none is left out, however long."""
         if self.texts.validation is None:
             return None
         limit = self.config.model.max_length
-        pairs, n_cut = to_tokens(self.texts.validation, self.tokenizer, limit, "cut")
-        if n_cut:
-            self.say(f"validation: {n_cut} pairs cut to the model's {limit} tokens")
+        pairs, changed = to_tokens(self.texts.validation, self.tokenizer, limit, "cut")
+        for rule, n in changed.items():
+            self.say(f"validation {n:,} pairs {rule}")
         data = dataclasses.replace(self.config.data, n_buckets=min(4, self.config.data.n_buckets))
         return pairs, make_buckets(pairs, data)
 
-    def _describe(self, pairs: TokenPairs, n_changed: int) -> None:
+    def _describe(self, pairs: TokenPairs, changed: dict[str, int]) -> None:
         params = jax.eval_shape(lambda: init_state(self.model, self.optimizer, 0)).params
         n_params = sum(math.prod(x.shape) for x in jax.tree.leaves(params))
         c, b = self.config, self.batches
@@ -138,13 +151,8 @@ class Trainer:
             f"model      {n_params:,} parameters: d_model {m.d_model}, {m.n_heads} heads, d_ff {m.d_ff}, "
             f"{m.n_encoder_layers}+{m.n_decoder_layers} layers, vocabulary {m.vocab_size:,}"
         )
-        removed = [f"{n:,} {rule}" for rule, n in self.texts.train.removed.items() if n]
-        if n_changed:
-            done = "cut" if c.data.too_long == "cut" else "dropped"
-            removed.append(f"{n_changed:,} longer than {c.data.max_tokens} tokens {done}")
-        self.say(
-            f"text       {len(pairs):,} pairs to train on" + (f" (left out: {', '.join(removed)})" if removed else "")
-        )
+        removed = [f"{n:,} {rule}" for rule, n in {**self.texts.train.removed, **changed}.items() if n]
+        self.say(f"text       {len(pairs):,} pairs to train on" + (f" ({', '.join(removed)})" if removed else ""))
         shapes = ", ".join(f"{s.rows}x{s.source_length}/{s.target_length}" for s in self.buckets)
         self.say(f"batches    {b.batches_per_epoch:,} an epoch, padding {b.padding_share:.1%}, shapes {shapes}")
         self.say(f"devices    {self.mesh.size} {jax.devices()[0].device_kind}")
@@ -155,10 +163,11 @@ class Trainer:
         state = replicate(init_state(self.model, self.optimizer, c.seed), self.mesh)
         best, step = Best(), 0
         if self.checkpoints.latest_step is not None:
-            state, progress = self.checkpoints.restore(state)
-            step = self.batches.check_position(progress["position"])
-            best = Best(**progress["best"])
+            state, saved = self.checkpoints.restore(state)
+            step = self.batches.check_position(saved["position"])
+            best = Best(**saved["best"])
             self.say(f"resuming   at step {step:,}")
+        self.folder.write_config(self.config)
         self.folder.forget_after(step)
 
         with catch_signals() as caught, Progress(c.steps, step) as progress:
@@ -210,10 +219,10 @@ class Trainer:
     def _log(self, step: int, log: StepLog, progress: Progress) -> None:
         log = jax.device_get(log)
         values = per_token(log.sums)
-        if not math.isfinite(values["loss"]):
+        if not (math.isfinite(values["loss"]) and math.isfinite(log.gradient_norm)):
             saved = self.checkpoints.latest_step
             raise UserError(
-                f"The loss of step {step} is {values['loss']}; "
+                f"The loss of step {step} is {values['loss']}, the norm of its gradient {log.gradient_norm}; "
                 + (f"the last good checkpoint is that of step {saved}. " if saved is not None else "")
                 + "Lower the learning rate or set train.clip_norm, and start again."
             )
@@ -340,7 +349,8 @@ def plan_steps(pairs: TokenPairs, buckets: list[Bucket], config: RunConfig) -> t
 def fit_model(config: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
     """The model of the tokenizer's vocabulary. With sub-words it starts from a zero vector, as Marian does, so that
     the exported model is the same one everywhere."""
-    separate = tokenizer.source_vocab_size != tokenizer.vocab_size
+    sub_words = isinstance(tokenizer, SentencePieceTokenizer)
+    separate = isinstance(tokenizer, SentencePieceTokenizer) and tokenizer.separate_vocabs
     return dataclasses.replace(
         config,
         vocab_size=tokenizer.vocab_size,
@@ -348,7 +358,7 @@ def fit_model(config: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
         pad_id=tokenizer.pad_id,
         start_id=tokenizer.start_id,
         end_id=tokenizer.end_id,
-        start_embedding="zero" if isinstance(tokenizer, SentencePieceTokenizer) else config.start_embedding,
+        start_embedding="zero" if sub_words else config.start_embedding,
     )
 
 
