@@ -6,6 +6,6 @@ config = RunConfig(
     name="dates",
     model=ModelConfig.tiny(max_length=64),
     data=DataConfig(task="dates", max_tokens=32, batch_tokens=None, batch_size=128, n_buckets=1),
-    train=TrainConfig(steps=3000, warmup_steps=400, decay_fraction=0.5, evaluate_every=250, checkpoint_every=250),
+    train=TrainConfig(steps=3000, warmup_steps=400, decay_fraction=1 / 3, evaluate_every=250, checkpoint_every=250),
     decode=DecodeConfig(metric="exact", extra_length=12, batch_tokens=4096),
 )

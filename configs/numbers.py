@@ -4,16 +4,18 @@ from transformer_jax.config import DataConfig, DecodeConfig, ModelConfig, RunCon
 
 config = RunConfig(
     name="numbers",
-    model=ModelConfig(d_model=256, n_heads=4, d_ff=512, n_encoder_layers=3, n_decoder_layers=3, max_length=64),
-    data=DataConfig(task="numbers", max_tokens=48, batch_tokens=None, batch_size=64, n_buckets=1),
+    model=ModelConfig(
+        d_model=256, n_heads=4, d_ff=512, n_encoder_layers=3, n_decoder_layers=3, dropout=0.0, max_length=64
+    ),
+    data=DataConfig(task="numbers", max_tokens=48, batch_tokens=None, batch_size=32, n_buckets=1),
     train=TrainConfig(
-        steps=600,
+        steps=1500,
         schedule="rsqrt",
         warmup_steps=100,
-        peak_rate=0.0015,
+        peak_rate=0.001,
         decay_fraction=0.5,
-        evaluate_every=200,
-        checkpoint_every=200,
+        evaluate_every=250,
+        checkpoint_every=250,
     ),
     decode=DecodeConfig(metric="exact", extra_length=40, batch_tokens=2048),
 )
