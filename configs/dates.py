@@ -1,4 +1,4 @@
-"""`1965-05-10` -> `10 May 1965`: all days of 1900-2099, 2,000 of them held out. Three minutes on two CPU cores."""
+"""`1965-05-10` -> `10 May 1965`: all days of 1900-2099, 2,000 of them held out. Minutes on two CPU cores."""
 
 from transformer_jax.config import DataConfig, DecodeConfig, ModelConfig, RunConfig, TrainConfig
 

@@ -1,4 +1,4 @@
-"""`142` -> `one hundred forty two`: the numbers 0 to 999, 100 of them held out. About a minute on two CPU cores."""
+"""`142` -> `one hundred forty two`: the numbers 0 to 999, 100 of them held out. Minutes on two CPU cores."""
 
 from transformer_jax.config import DataConfig, DecodeConfig, ModelConfig, RunConfig, TrainConfig
 

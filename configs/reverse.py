@@ -1,4 +1,4 @@
-"""`31415` -> `51413`: lists of 3 to 8 digits backwards, 500 of them held out. Half a minute on two CPU cores."""
+"""`31415` -> `51413`: lists of 3 to 8 digits backwards, 500 of them held out. A minute or two on two CPU cores."""
 
 from transformer_jax.config import DataConfig, DecodeConfig, ModelConfig, RunConfig, TrainConfig
 
