@@ -27,6 +27,7 @@ from transformer_jax.batching import (
 )
 from transformer_jax.checkpoint import Checkpoints
 from transformer_jax.config import DataConfig, ModelConfig, RunConfig, to_json
+from transformer_jax.corpus import count_shared_sources
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation import loss_of, per_token, score_translations
 from transformer_jax.hf_marian import save_model
@@ -153,6 +154,10 @@ class Trainer:
         )
         removed = [f"{n:,} {rule}" for rule, n in {**self.texts.train.removed, **changed}.items() if n]
         self.say(f"text       {len(pairs):,} pairs to train on" + (f" ({', '.join(removed)})" if removed else ""))
+        for name, held_out in (("validation", self.texts.validation), ("test", self.texts.test)):
+            shared = 0 if held_out is None else count_shared_sources(self.texts.train, held_out)
+            if shared:
+                self.say(f"warning    {shared:,} {name} sources stand in the training text too")
         shapes = ", ".join(f"{s.rows}x{s.source_length}/{s.target_length}" for s in self.buckets)
         self.say(f"batches    {b.batches_per_epoch:,} an epoch, padding {b.padding_share:.1%}, shapes {shapes}")
         self.say(f"devices    {self.mesh.size} {jax.devices()[0].device_kind}")
