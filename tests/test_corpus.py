@@ -161,7 +161,9 @@ def test_unequal_files_do_not_make_up_for_each_other(write_file: WriteFile):
         read_parallel(sources, targets)
 
 
-@pytest.mark.parametrize("content", [b"", b"\xef\xbb\xbf", gzip.compress(b"", mtime=0)], ids=["nothing", "mark", "packed"])
+@pytest.mark.parametrize(
+    "content", [b"", b"\xef\xbb\xbf", gzip.compress(b"", mtime=0)], ids=["nothing", "mark", "packed"]
+)
 def test_an_empty_file_is_named(write_file: WriteFile, content: bytes):
     with pytest.raises(UserError, match=r"a\.de is empty"):
         read_parallel(write_file("a.en", b"one\n"), write_file("a.de", content))

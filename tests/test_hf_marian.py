@@ -14,8 +14,9 @@ import pytest
 
 from transformer_jax.config import DecodeConfig, ModelConfig
 from transformer_jax.errors import UserError
-from transformer_jax.hf_marian import generation_config_json, load_model, save_model, to_tensors
+from transformer_jax.hf_marian import generation_config_json, to_tensors
 from transformer_jax.model import Transformer
+from transformer_jax.model_folder import load_model, save_model
 from transformer_jax.sentencepiece_training import train_sentencepiece
 from transformer_jax.sharding import data_mesh
 from transformer_jax.tokenizer import SentencePieceTokenizer
@@ -52,6 +53,9 @@ def random_params(config: ModelConfig, seed: int = 0, scale: float = 0.25) -> An
     return jax.tree_util.tree_map_with_path(draw, shapes)
 
 
+BEYOND = {"start_embedding": "zero", "pad_id": V, "start_id": V}
+"""As in native Marian: neither padding nor the start has a row."""
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "interleaved": {},
     "sin_then_cos": {"positions": "sin_then_cos"},
@@ -71,7 +75,18 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "start zero, separate": {"start_embedding": "zero", "shared_embedding": False},
     "characters": {"pad_id": 0, "start_id": 1, "end_id": 2},
     "characters, start zero": {"pad_id": 0, "start_id": 1, "end_id": 2, "start_embedding": "zero"},
+    "start beyond the table": BEYOND,
+    "start beyond, logits bias, paper": {**BEYOND, "logits_bias": True, "attention_bias": False},
+    "start beyond, untied": {**BEYOND, "tied_output": False},
+    "start beyond, separate": {
+        **BEYOND,
+        "shared_embedding": False,
+        "source_vocab_size": 37,
+        "source_pad_id": 37,
+        "logits_bias": True,
+    },
     "deep encoder": {"n_encoder_layers": 3, "n_decoder_layers": 1},
+    "narrow decoder": {"decoder_d_ff": 10},
     "everything else": {
         "activation": "swish",
         "norm_epsilon": 1e-6,
@@ -90,10 +105,10 @@ def test_saved_model_comes_back_bit_for_bit(changes: dict[str, Any], tmp_path: P
     params = random_params(config)
     before = jax.tree.map(np.copy, params)
     save_model(tmp_path, config, params)
-    loaded_config, loaded = load_model(tmp_path)
-    assert loaded_config == config
-    assert jax.tree.structure(loaded) == jax.tree.structure(params)
-    jax.tree.map(np.testing.assert_array_equal, loaded, params)
+    loaded = load_model(tmp_path)
+    assert loaded.config == config
+    assert jax.tree.structure(loaded.params) == jax.tree.structure(params)
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, params)
     jax.tree.map(np.testing.assert_array_equal, params, before)  # saving changed nothing of the caller's
 
 
@@ -118,8 +133,8 @@ def load_in_transformers(folder: Path) -> Any:
 def sentences(config: ModelConfig) -> tuple[np.ndarray, np.ndarray]:
     """Sources of three lengths, padded, and targets that begin with the start token."""
     rng = np.random.default_rng(1)
-    source = rng.integers(3, V - 1, (3, 9))
-    source[0, 4:] = source[1, 7:] = config.pad_id
+    source = rng.integers(3, min(V, config.source_vocab_size or V) - 1, (3, 9))
+    source[0, 4:] = source[1, 7:] = config.pad_id if config.source_pad_id is None else config.source_pad_id
     target = rng.integers(3, V - 1, (3, 7))
     target[:, 0] = config.start_id
     return source.astype(np.int32), target.astype(np.int32)
@@ -133,7 +148,7 @@ def logits_of_both(config: ModelConfig, params: Any, folder: Path) -> tuple[np.n
     with torch.no_grad():
         theirs = load_in_transformers(folder)(
             input_ids=torch.tensor(source).long(),
-            attention_mask=torch.tensor(source != config.pad_id).long(),
+            attention_mask=torch.tensor(source != source[0, -1]).long(),
             decoder_input_ids=torch.tensor(target).long(),
         ).logits.numpy()
     ours = Transformer(config).apply({"params": jax.device_put(params)}, jnp.asarray(source), jnp.asarray(target))
@@ -166,35 +181,29 @@ def test_transformers_gives_the_logits_of_our_model(changes: dict[str, Any], tmp
         {},
         {"logits_bias": True, "positions": "sin_then_cos"},
         {"tied_output": False, "shared_embedding": False},
-        {"shared_embedding": False},
-        {"pad_id": 0, "start_id": 1, "end_id": 2},
+        {"shared_embedding": False, "source_vocab_size": 37, "source_pad_id": 37},
+        {"shared_embedding": False, "source_vocab_size": 23, "source_pad_id": 23},
     ],
     ids=str,
 )
 def test_transformers_starts_from_zero_where_our_model_does(changes: dict[str, Any], tmp_path: Path) -> None:
-    config = tiny(**changes, start_embedding="zero")
-    params = random_params(config)
-    ours, theirs = logits_of_both(config, params, tmp_path)
-    others = np.delete(np.arange(V), config.start_id)
-    np.testing.assert_allclose(theirs[..., others], ours[..., others], atol=3e-5)
-    # The row that is not zero would have been seen: the same weights with the token's own embedding differ.
-    as_token = dataclasses.replace(config, start_embedding="token")
-    source, target = map(jnp.asarray, sentences(config))
-    other_logits = Transformer(as_token).apply({"params": jax.device_put(params)}, source, target)
-    assert np.abs(np.asarray(other_logits) - ours).max() > 0.1
-    # And the start token is no more likely than it is here: it must not win by a logit of 0.
-    if config.tied_output:
-        assert (theirs[..., config.start_id] < theirs[..., others].min() - 100).all()
+    config = tiny(**BEYOND, **changes)
+    ours, theirs = logits_of_both(config, random_params(config), tmp_path)
+    assert ours.shape[-1] == V
+    assert theirs.shape[-1] == V + 1
+    np.testing.assert_allclose(theirs[..., :V], ours, atol=3e-5)
+    # And the token that it starts with takes nothing of the probabilities: its logit must not be 0.
+    assert (theirs[..., V] < theirs[..., :V].min(-1) - 100).all()
 
 
 def test_a_file_that_transformers_has_written_again_still_loads(tmp_path: Path) -> None:
-    """transformers keeps the tensors but not the metadata: what the model computes stays what it is there."""
-    config = tiny(start_embedding="zero", logits_bias=True, positions="sin_then_cos")
+    config = tiny(**BEYOND, logits_bias=True, positions="sin_then_cos")
     ours, _ = logits_of_both(config, random_params(config), tmp_path / "ours")
     load_in_transformers(tmp_path / "ours").save_pretrained(tmp_path / "theirs")
-    loaded_config, loaded = load_model(tmp_path / "theirs")
-    again = Transformer(loaded_config).apply({"params": jax.device_put(loaded)}, *map(jnp.asarray, sentences(config)))
-    np.testing.assert_allclose(np.asarray(again)[..., : V - 1], ours[..., : V - 1], atol=1e-6)
+    loaded = load_model(tmp_path / "theirs")
+    arguments = map(jnp.asarray, sentences(config))
+    again = Transformer(loaded.config).apply({"params": jax.device_put(loaded.params)}, *arguments)
+    np.testing.assert_allclose(again, ours, atol=1e-6)
 
 
 def test_kernels_are_out_by_in_and_biases_are_exported_as_zeros() -> None:
@@ -222,7 +231,7 @@ def test_transformers_translates_the_saved_folder_as_we_do(sub_words: SentencePi
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     config = tiny(
-        vocab_size=sub_words.vocab_size,
+        vocab_size=sub_words.vocab_size - 1,
         pad_id=sub_words.pad_id,
         start_id=sub_words.start_id,
         end_id=sub_words.end_id,

@@ -154,10 +154,10 @@ def test_activations_equal_torch(name: str) -> None:
 def test_feed_forward_is_equation_2(activation: Any) -> None:
     config = ModelConfig.base(d_model=8, n_heads=1, d_ff=24, activation=activation)
     x = normal(0, 1, 3, 8)
-    params = FeedForward(config).init(jax.random.key(0), jnp.array(x))["params"]
+    params = FeedForward(config, config.d_ff).init(jax.random.key(0), jnp.array(x))["params"]
     params = jax.tree.map(lambda p: p + 0.1, params)  # biases start at zero: move them off it
     golden = reference_numpy.feed_forward(config, params, x[0].astype(np.float64))
-    np.testing.assert_allclose(FeedForward(config).apply({"params": params}, jnp.array(x))[0], golden, atol=2e-6)
+    np.testing.assert_allclose(FeedForward(config, config.d_ff).apply({"params": params}, jnp.array(x))[0], golden, atol=2e-6)
 
 
 # --- §3.1 add & norm

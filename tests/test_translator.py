@@ -14,8 +14,8 @@ import pytest
 
 from transformer_jax.config import DecodeConfig, ModelConfig
 from transformer_jax.errors import UserError
-from transformer_jax.hf_marian import save_model
 from transformer_jax.model import Transformer
+from transformer_jax.model_folder import save_model
 from transformer_jax.search import Hypotheses
 from transformer_jax.sharding import data_mesh
 from transformer_jax.tokenizer import CharacterTokenizer

@@ -1,4 +1,4 @@
-"""The command line: `transformer-jax translate`, and what all commands share."""
+"""The command line, `transformer-jax translate` and `convert`, and what all commands share."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 from transformer_jax.errors import UserError
 
+MODEL_HELP = "a model folder, a run folder, a native Marian folder or .npz, or a name on the Hugging Face hub"
 CHUNK = 2048
 """Lines that are sorted and translated together where input comes from a file."""
 
@@ -50,7 +51,7 @@ def _dispatch(arguments: list[str]) -> int:
         help="translate text, one line in, one line out",
         description="Translate text, line by line.",
     )
-    translate.add_argument("model", type=Path, help="a model folder, or a run folder")
+    translate.add_argument("model", help=MODEL_HELP)
     translate.add_argument("--input", type=Path, help="text to translate, plain or .gz (default: standard input)")
     translate.add_argument("--output", type=Path, help="where to write it (default: standard output)")
     translate.add_argument("--batch-tokens", type=int, default=2048, help="source slots translated together")
@@ -60,7 +61,39 @@ def _dispatch(arguments: list[str]) -> int:
         default=50,
         help="a translation ends at the source's length plus this, in tokens",
     )
-    return _translate(parser.parse_args(arguments))
+    _add_loading_options(translate)
+    translate.set_defaults(run=_translate)
+    convert = commands.add_parser(
+        "convert",
+        help="write a model in another format",
+        description="Write a model for transformers and CTranslate2 (hf) or for native Marian (marian).",
+    )
+    convert.add_argument("model", metavar="FROM", help=MODEL_HELP)
+    convert.add_argument("folder", metavar="TO", type=Path, help="a new folder")
+    convert.add_argument("--to", choices=("hf", "marian"), default="hf", help="format (default: hf)")
+    _add_loading_options(convert)
+    convert.set_defaults(run=_convert)
+    options = parser.parse_args(arguments)
+    return options.run(options)
+
+
+def _add_loading_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--positions",
+        choices=("sin_then_cos", "marian"),
+        help="read the weights with this table: marian is what OPUS-MT models were trained with",
+    )
+    parser.add_argument("--revision", help="branch, tag or commit of a model of the hub")
+
+
+def _convert(options: argparse.Namespace) -> int:
+    from transformer_jax.convert import convert
+
+    model = convert(options.model, options.folder, options.to, positions=options.positions, revision=options.revision)
+    print(f"read       {model.source}")
+    print(f"           {model.account}")
+    print(f"written    {options.folder}")
+    return 0
 
 
 def _translate(options: argparse.Namespace) -> int:
@@ -74,7 +107,9 @@ def _translate(options: argparse.Namespace) -> int:
         raise UserError(f"There is no file {options.input}.")
     if (options.input is None and sys.stdin is None) or (options.output is None and sys.stdout is None):
         raise UserError("Standard input or output is closed; name files with --input and --output.")
-    translator = Translator.from_pretrained(options.model, config)
+    translator = Translator.from_pretrained(
+        options.model, config, positions=options.positions, revision=options.revision
+    )
     interactive = options.input is None and sys.stdin.isatty()
     with _input_lines(options.input) as lines, _output(options.output) as output:
         done = 0

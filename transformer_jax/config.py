@@ -56,6 +56,8 @@ class ModelConfig:
     d_model: int = 512
     n_heads: int = 8
     d_ff: int = 2048
+    decoder_d_ff: int | None = None
+    """Feed-forward width of the decoder where it is not the encoder's; None: the same."""
     n_encoder_layers: int = 6
     n_decoder_layers: int = 6
     dropout: float = 0.1
@@ -86,6 +88,10 @@ class ModelConfig:
     max_length: int = 512
     """Rows of the position table: the longest sentence either side, in tokens."""
     pad_id: int = 0
+    """Padding on the target side, and on the source side too unless it has an id of its own. Ids beyond the table are
+    allowed: padding is never looked at, and a zero start needs no row."""
+    source_pad_id: int | None = None
+    """Padding on the source side where its vocabulary is separate; None: the same."""
     start_id: int = 1
     end_id: int = 2
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -102,6 +108,10 @@ class ModelConfig:
         )
         _not_below(self, 1, "d_model", "n_heads", "d_ff", "n_encoder_layers", "n_decoder_layers", "max_length")
         _not_below(self, 0, "vocab_size", "pad_id", "start_id", "end_id")
+        if self.decoder_d_ff is not None:
+            _not_below(self, 1, "decoder_d_ff")
+        if self.source_pad_id is not None:
+            _not_below(self, 0, "source_pad_id")
         _probabilities(self, "dropout", "attention_dropout", "feed_forward_dropout")
         _check(
             self.d_model % self.n_heads == 0,
@@ -286,6 +296,11 @@ class RunConfig:
     """One training run."""
 
     name: str = "run"
+    init: str | None = None
+    """A model to go on training: a model folder, a run folder, a native Marian folder or .npz, or a name on the Hugging
+    Face hub. Its architecture and its tokenizer are kept; of `model` the dropouts and the dtype count."""
+    init_positions: Positions | None = None
+    """Read the model's weights with these positions: marian for an OPUS-MT model, as it was trained."""
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     train: TrainConfig = field(default_factory=TrainConfig)

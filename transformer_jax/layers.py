@@ -105,9 +105,10 @@ class FeedForward(nn.Module):
     """§3.3, Eq. 2: activation(x W1 + b1) W2 + b2 at every position alike."""
 
     config: ModelConfig
+    d_ff: int
 
     def setup(self) -> None:
-        D, F = self.config.d_model, self.config.d_ff
+        D, F = self.config.d_model, self.d_ff
         self.hidden = declare(self, "hidden", init_linear, D, F)
         self.output = declare(self, "output", init_linear, F, D)
 
@@ -131,7 +132,8 @@ class Embedding(nn.Module):
         self.table = declare(self, "table", init, shape, jnp.float32)
 
     def __call__(self, ids_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
-        x_BTD = self.table[ids_BT]
+        # Padding may have an id beyond the table; what it becomes is masked, but must be a number.
+        x_BTD = jnp.take(self.table, ids_BT, axis=0, mode="clip")
         if self.config.scale_embedding:
             x_BTD *= math.sqrt(self.config.d_model)
         return x_BTD.astype(self.config.dtype)

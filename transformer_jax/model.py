@@ -53,7 +53,7 @@ class EncoderLayer(nn.Module):
     def setup(self) -> None:
         self.self_attention = MultiHeadAttention(self.config)
         self.self_attention_norm = LayerNorm(self.config)
-        self.feed_forward = FeedForward(self.config)
+        self.feed_forward = FeedForward(self.config, self.config.d_ff)
         self.feed_forward_norm = LayerNorm(self.config)
 
     def __call__(
@@ -83,7 +83,7 @@ class DecoderLayer(nn.Module):
         self.self_attention_norm = LayerNorm(self.config)
         self.cross_attention = MultiHeadAttention(self.config)
         self.cross_attention_norm = LayerNorm(self.config)
-        self.feed_forward = FeedForward(self.config)
+        self.feed_forward = FeedForward(self.config, self.config.decoder_d_ff or self.config.d_ff)
         self.feed_forward_norm = LayerNorm(self.config)
 
     def __call__(
@@ -253,7 +253,9 @@ class Transformer(nn.Module):
 
     def source_segments(self, source_ids_BS: Int[Array, "B S"]) -> Int[Array, "B S"]:
         """One sentence a row: 1 for its tokens, 0 for padding."""
-        return padding_mask(source_ids_BS, self.config.pad_id).astype(jnp.int32)
+        c = self.config
+        pad_id = c.pad_id if c.source_pad_id is None else c.source_pad_id
+        return padding_mask(source_ids_BS, pad_id).astype(jnp.int32)
 
     def encode(
         self,

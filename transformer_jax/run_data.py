@@ -83,9 +83,14 @@ def find_tokenizer(config: DataConfig, texts: Texts, progress: bool) -> Tokenize
 
 
 def to_tokens(
-    text: ParallelText, tokenizer: Tokenizer, max_tokens: int | None, rule: Literal["drop", "cut"] = "drop"
+    text: ParallelText,
+    tokenizer: Tokenizer,
+    max_tokens: int | None,
+    rule: Literal["drop", "cut"] = "drop",
+    start_id: int | None = None,
 ) -> tuple[TokenPairs, dict[str, int]]:
-    """The text in tokens, and how many pairs each rule took out or cut."""
+    """The text in tokens, and how many pairs each rule took out or cut. `start_id`, where the model has another start
+    than the tokenizer's."""
     source: Sequence[list[int]] = tokenizer.encode_source_batch(text.source)
     target: Sequence[list[int]] = tokenizer.encode_target_batch(text.target)
     # A side of which only the end token is left says nothing, whatever stood in the line.
@@ -100,4 +105,5 @@ def to_tokens(
     if not source:
         raise UserError(f"No sentence pair is left: all are longer than max_tokens, {max_tokens}; raise it.")
     counts = {rule: n for rule, n in counts.items() if n}
-    return TokenPairs(Ragged.pack(source), Ragged.pack(target), tokenizer.pad_id, tokenizer.start_id), counts
+    start_id = tokenizer.start_id if start_id is None else start_id
+    return TokenPairs(Ragged.pack(source), Ragged.pack(target), tokenizer.pad_id, start_id), counts

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 
 from transformer_jax.config import RunConfig, to_json
 from transformer_jax.errors import UserError
+from transformer_jax.files import write_whole
 from transformer_jax.sharding import is_main_process
 
 Record = dict[str, Any]
@@ -130,10 +131,3 @@ def _code(text: str) -> str:
 
 def _in_table(text: str) -> str:
     return text.replace("|", "\\|")
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Writes a file so that it is never seen half-written."""
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from transformer_jax.errors import UserError
+from transformer_jax.files import read_json, write_whole
 
 END, UNKNOWN, PAD, START = "</s>", "<unk>", "<pad>", "<s>"
 
 _SPECIAL = (END, UNKNOWN, PAD)  # what every SentencePiece vocabulary must have
 _SPACE_MARK = "▁"  # U+2581, SentencePiece's visible space
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_YAML_CONTROL = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 _LANGUAGE_TAG = re.compile(r">>\S*?<<")  # what stands at the start of a line, up to the first <<
 
 
@@ -134,6 +136,11 @@ class _Side:
         self._text_ids = {piece: index for piece, index in vocab.items() if piece not in reserved}
         self._pieces = {index: piece for piece, index in vocab.items() if piece not in _SPECIAL}
 
+    def has_own_ids(self) -> bool:
+        """Whether the ids are those inside the SentencePiece model."""
+        pieces = {self.processor.id_to_piece(index): index for index in range(len(self.processor))}
+        return pieces == {piece: index for piece, index in self.vocab.items() if piece != PAD or piece in pieces}
+
     def encode(self, lines: Sequence[str], refuse_unknown_tags: bool) -> list[list[int]]:
         tags, texts = zip(*(self._split_tag(line, refuse_unknown_tags) for line in lines), strict=True)
         # Starting threads takes longer than a short line does.
@@ -239,6 +246,30 @@ class SentencePieceTokenizer:
             _write_json(folder / "target_vocab.json", self._target.vocab)
         _write_json(folder / "tokenizer_config.json", self._config)
 
+    def save_native(self, folder: Path) -> list[str]:
+        """Writes the vocabularies as native Marian reads them, and returns their names, source and target.
+
+        Where the ids are those inside the SentencePiece models, the models are all it needs; else `.vocab.yml` files
+        say them, and text is cut by the models beforehand. Marian has no `<pad>`.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        sides = {"source": (self._source, self._source_model), "target": (self._target, self._target_model)}
+        built_in = all(side.has_own_ids() for side, _ in sides.values())
+        shared = not self.separate_vocabs
+        if built_in and shared and self._source_model == self._target_model:
+            (folder / "vocab.spm").write_bytes(self._source_model)
+            return ["vocab.spm"] * 2
+        for name, (_, model) in sides.items():
+            (folder / f"{name}.spm").write_bytes(model)
+        if built_in and not shared:
+            return ["source.spm", "target.spm"]
+        names = ["vocab.yml"] * 2 if shared else ["source.vocab.yml", "target.vocab.yml"]
+        for name, (side, _) in zip(names, sides.values(), strict=True):
+            table = {piece: index for piece, index in side.vocab.items() if piece != PAD}
+            lines = [f"{_yaml_string(piece)}: {index}\n" for piece, index in table.items()]
+            write_whole(folder / name, "".join(lines))
+        return names
+
 
 # --- training -----------------------------------------------------------------------------------------------
 
@@ -247,7 +278,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     """Loads the tokenizer of a model folder: ours, or Hugging Face's Marian layout."""
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}: name a folder that holds a model.")
-    config = _read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
+    config = read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
     name = config.get("tokenizer_class") or "MarianTokenizer"  # OPUS-MT folders of 2020 do not say
     if name == "CharacterTokenizer":
         _require_files(folder, ["vocab.json"])
@@ -274,25 +305,21 @@ def _require_files(folder: Path, names: Sequence[str]) -> None:
         raise UserError(f"{folder} lacks {', '.join(missing)}: copy the whole model folder, tokenizer files included.")
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path} is not valid JSON ({error}): copy or download it again.") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path} holds a {type(content).__name__}, not an object: it is not a file of this format.")
-    return content
-
-
 def _read_vocab(path: Path) -> dict[str, int]:
-    vocab = _read_json(path)
+    vocab = read_json(path)
     if not vocab or not all(type(index) is int and index >= 0 for index in vocab.values()):
         raise UserError(f"{path} is not a vocabulary: it must give every piece a whole number from 0 up.")
     return vocab
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(content, indent=2) + "\n")
+
+
+def _yaml_string(text: str) -> str:
+    """A double-quoted YAML scalar: a JSON string in which what YAML takes for a line break or a control is escaped."""
+    quoted = json.dumps(text, ensure_ascii=False)
+    return _YAML_CONTROL.sub(lambda match: f"\\u{ord(match.group()):04x}", quoted)
 
 
 def model_bytes(model: Path | bytes) -> bytes:

@@ -26,19 +26,20 @@ from transformer_jax.batching import (
     read_ahead,
 )
 from transformer_jax.checkpoint import Checkpoints
-from transformer_jax.config import DataConfig, ModelConfig, RunConfig, to_json
+from transformer_jax.config import DataConfig, RunConfig, to_json
 from transformer_jax.corpus import count_shared_sources
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation import loss_of, per_token, score_translations
-from transformer_jax.hf_marian import save_model
 from transformer_jax.loss import lowest_loss
 from transformer_jax.model import Transformer
+from transformer_jax.model_folder import save_model
 from transformer_jax.optimizer import adam
 from transformer_jax.progress import Progress
 from transformer_jax.run_data import Texts, find_tokenizer, read_texts, to_tokens
 from transformer_jax.run_folder import RunFolder
+from transformer_jax.run_model import check_lengths, fit_model, load_initial
 from transformer_jax.sharding import data_mesh, is_main_process, replicate, shard_rows, wait_for_all
-from transformer_jax.tokenizer import SentencePieceTokenizer, Tokenizer, load_tokenizer
+from transformer_jax.tokenizer import Tokenizer, load_tokenizer
 from transformer_jax.training import StepLog, TrainState, init_state, make_loss_step, make_train_step
 from transformer_jax.translator import Translator
 
@@ -84,16 +85,20 @@ class Trainer:
             )
         self.mesh = data_mesh(config.train.n_devices)
         check_devices(config, self.mesh.size)
-        check_lengths(config.data, config.model)
+        self.initial = load_initial(config)
+        check_lengths(config.data, config.model if self.initial is None else self.initial.config)
         texts = read_texts(config.data)
         self.folder.create()
         tokenizer = self._tokenizer(config.data, texts, resuming=found)
-        model_config = fit_model(config.model, tokenizer)
+        model_config = fit_model(config.model, tokenizer) if self.initial is None else self.initial.config
+        self.suppressed = () if self.initial is None else self.initial.suppressed
         self.config = dataclasses.replace(config, model=model_config)
         self.texts, self.tokenizer = texts, tokenizer
         self.samples = config.samples or texts.samples
 
-        pairs, changed = to_tokens(texts.train, tokenizer, config.data.max_tokens, config.data.too_long)
+        pairs, changed = to_tokens(
+            texts.train, tokenizer, config.data.max_tokens, config.data.too_long, model_config.start_id
+        )
         self.buckets = make_buckets(pairs, config.data)
         self.batches, self.config = plan_steps(pairs, self.buckets, self.config)
         self.validation = self._validation_batches()
@@ -113,7 +118,10 @@ class Trainer:
         if resuming:
             self._check_same_tokenizer(config)
         elif is_main_process():
-            tokenizer = find_tokenizer(config, texts, progress=sys.stderr.isatty())
+            if self.initial is not None:
+                tokenizer = self.initial.tokenizer
+            else:
+                tokenizer = find_tokenizer(config, texts, progress=sys.stderr.isatty())
             part = self.folder.tokenizer.with_name(".tokenizer.part")
             for folder in (part, self.folder.tokenizer):  # of a start that got no further
                 shutil.rmtree(folder, ignore_errors=True)
@@ -136,7 +144,7 @@ class Trainer:
         if self.texts.validation is None:
             return None
         limit = self.config.model.max_length
-        pairs, changed = to_tokens(self.texts.validation, self.tokenizer, limit, "cut")
+        pairs, changed = to_tokens(self.texts.validation, self.tokenizer, limit, "cut", self.config.model.start_id)
         for rule, n in changed.items():
             self.say(f"validation {n:,} pairs {rule}")
         data = dataclasses.replace(self.config.data, n_buckets=min(4, self.config.data.n_buckets))
@@ -147,6 +155,8 @@ class Trainer:
         n_params = sum(math.prod(x.shape) for x in jax.tree.leaves(params))
         c, b = self.config, self.batches
         self.say(f"run        {self.folder.folder}")
+        if self.initial is not None:
+            self.say(f"start from {self.initial.source}")
         m = c.model
         self.say(
             f"model      {n_params:,} parameters: d_model {m.d_model}, {m.n_heads} heads, d_ff {m.d_ff}, "
@@ -172,10 +182,14 @@ class Trainer:
             step = self.batches.check_position(saved["position"])
             best = Best(**saved["best"])
             self.say(f"resuming   at step {step:,}")
+        elif self.initial is not None:
+            state = dataclasses.replace(state, params=replicate(self.initial.params, self.mesh))
         self.folder.write_config(self.config)
         self.folder.forget_after(step)
 
         with catch_signals() as caught, Progress(c.steps, step) as progress:
+            if self.initial is not None and step == 0 and c.evaluate_every is not None:
+                self._evaluate_before(state.params, best, progress)
             while step < c.steps and not caught and not self._patience_is_over(best):
                 stop_at = min(self._next_stop(step), c.steps)
                 state, step = self._run_steps(state, step, stop_at, caught, progress)
@@ -276,10 +290,19 @@ class Trainer:
                 f"{METRIC_NAMES[self.config.decode.metric]} {score:.4g}{'  best' if improved else ''}"
             )
 
+    def _evaluate_before(self, params: Any, best: Best, progress: Progress) -> None:
+        """Scores the model that the run starts from, by the code that scores it afterwards."""
+        self._evaluate(0, params, best, progress)
+        if self.texts.test is not None:
+            translator = self._translate_with(params)
+            self.folder.write("before", 0, **self._score(translator, self.texts.test.source, self.texts.test.target))
+
     def _translate_with(self, params: Any) -> Translator:
         """A translator of these parameters; its programs are compiled once in a run."""
         if self._translator is None:
-            self._translator = Translator(self.model, params, self.tokenizer, self.config.decode, self.mesh)
+            self._translator = Translator(
+                self.model, params, self.tokenizer, self.config.decode, self.mesh, self.suppressed
+            )
         return self._translator.with_params(params)
 
     def _finish(self, step: int, params: Any, best: Best) -> None:
@@ -306,11 +329,13 @@ class Trainer:
         if result["best_score"] is not None:
             name = METRIC_NAMES[self.config.decode.metric]
             self.say(f"validation {name} {result['best_score']:.4g}, best at step {result['best_step']:,}")
-        if "bleu" in result:
-            self.say(
-                f"test       BLEU {result['bleu']:.2f} (lower-cased {result['bleu_lowercase']:.2f}), chrF "
-                f"{result['chrf']:.2f}, exact match {result['exact']:.4g}  [{result['signature']}]"
-            )
+        tested = [("test before", r) for r in self.folder.records("before")] + [("test       ", result)]
+        for name, scores in tested:
+            if "bleu" in scores:
+                self.say(
+                    f"{name:<10} BLEU {scores['bleu']:.2f} (lower-cased {scores['bleu_lowercase']:.2f}), chrF "
+                    f"{scores['chrf']:.2f}, exact match {scores['exact']:.4g}  [{scores['signature']}]"
+                )
         counts = ", ".join(f"{name} {n}" for name, n in self.program_counts().items())
         self.say(f"programs   compiled: {counts}")
         self.say(f"model      {self.folder.model}")
@@ -351,22 +376,6 @@ def plan_steps(pairs: TokenPairs, buckets: list[Bucket], config: RunConfig) -> t
     return batches, dataclasses.replace(config, train=train)
 
 
-def fit_model(config: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
-    """The model of the tokenizer's vocabulary. With sub-words it starts from a zero vector, as Marian does, so that
-    the exported model is the same one everywhere."""
-    sub_words = isinstance(tokenizer, SentencePieceTokenizer)
-    separate = isinstance(tokenizer, SentencePieceTokenizer) and tokenizer.separate_vocabs
-    return dataclasses.replace(
-        config,
-        vocab_size=tokenizer.vocab_size,
-        source_vocab_size=tokenizer.source_vocab_size if separate else None,
-        pad_id=tokenizer.pad_id,
-        start_id=tokenizer.start_id,
-        end_id=tokenizer.end_id,
-        start_embedding="zero" if sub_words else config.start_embedding,
-    )
-
-
 def check_devices(config: RunConfig, n_devices: int) -> None:
     """Every batch must split evenly over the devices and the parts of a step."""
     parts = n_devices * config.train.accumulation
@@ -374,14 +383,6 @@ def check_devices(config: RunConfig, n_devices: int) -> None:
         raise UserError(
             f"Batches have a multiple of {config.data.rows_multiple} rows, which {n_devices} devices in "
             f"{config.train.accumulation} parts cannot share evenly; set data.rows_multiple to a multiple of {parts}."
-        )
-
-
-def check_lengths(data: DataConfig, model: ModelConfig) -> None:
-    if data.max_tokens > model.max_length:
-        raise UserError(
-            f"data.max_tokens is {data.max_tokens}, but the model's positions end at max_length, {model.max_length}; "
-            "lower the one or raise the other."
         )
 
 

@@ -16,13 +16,12 @@ from jax.sharding import Mesh, PartitionSpec
 
 from transformer_jax.array_types import Array
 from transformer_jax.batching import length_sorted_batches
-from transformer_jax.config import DecodeConfig, ModelConfig
-from transformer_jax.errors import UserError
-from transformer_jax.hf_marian import load_model
+from transformer_jax.config import DecodeConfig, Positions
 from transformer_jax.model import DecoderState, Transformer
+from transformer_jax.pretrained import load_pretrained
 from transformer_jax.search import Hypotheses, greedy
 from transformer_jax.sharding import DATA, data_mesh, replicate, shard_rows, to_host
-from transformer_jax.tokenizer import CharacterTokenizer, Tokenizer, load_tokenizer
+from transformer_jax.tokenizer import CharacterTokenizer, Tokenizer
 
 log = logging.getLogger("transformer_jax")
 
@@ -44,13 +43,15 @@ class Translation:
 DecodeProgram = Callable[..., Hypotheses]
 
 
-def make_decode(model: Transformer, mesh: Mesh) -> DecodeProgram:
+def make_decode(model: Transformer, mesh: Mesh, suppressed: tuple[int, ...] = ()) -> DecodeProgram:
     """The jitted greedy translation of a batch: (params, source ids, source segments, limits, length=room).
+
+    `suppressed` ids are never generated, nor are padding and start.
 
     Each device translates its own rows, and stops when they are done.
     """
     config = model.config
-    never = {config.pad_id, config.start_id} - {config.end_id}
+    never = {config.pad_id, config.start_id, *suppressed} - {config.end_id}
     suppressed = tuple(sorted(i for i in never if i < config.vocab_size))
 
     def decode(params: Any, ids_BS: Array, segments_BS: Array, limits_B: Array, length: int) -> Hypotheses:
@@ -95,28 +96,30 @@ class Translator:
         tokenizer: Tokenizer,
         config: DecodeConfig | None = None,
         mesh: Mesh | None = None,
+        suppressed: tuple[int, ...] = (),
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.config = config or DecodeConfig()
         self.mesh = mesh or data_mesh()
         self.params = replicate(params, self.mesh)
-        self.decode = make_decode(model, self.mesh)
+        self.decode = make_decode(model, self.mesh, suppressed)
 
     @classmethod
-    def from_pretrained(cls, path: str | Path, config: DecodeConfig | None = None) -> Translator:
-        """Loads a model folder, or the model of a run folder."""
-        folder = Path(path)
-        if not folder.is_dir():
-            raise UserError(f"There is no folder {folder}; name a model folder or a run folder.")
-        if (folder / "model").is_dir():
-            folder = folder / "model"
-        elif (folder / "checkpoints").is_dir():
-            raise UserError(f"The run {folder} has no model yet; it is written at the first evaluation.")
-        model_config, params = load_model(folder)
-        tokenizer = load_tokenizer(folder)
-        check_vocabulary(model_config, tokenizer)
-        return cls(Transformer(model_config), params, tokenizer, config)
+    def from_pretrained(
+        cls,
+        path: str | Path,
+        config: DecodeConfig | None = None,
+        *,
+        positions: Positions | None = None,
+        revision: str | None = None,
+    ) -> Translator:
+        """Loads a model folder, the model of a run folder, a native Marian folder or .npz, or a model of the hub.
+
+        See `transformer_jax.pretrained.load_pretrained` for `positions` and `revision`.
+        """
+        model = load_pretrained(path, positions=positions, revision=revision)
+        return cls(Transformer(model.config), model.params, model.tokenizer, config, suppressed=model.suppressed)
 
     def with_params(self, params: Any) -> Translator:
         """The same translator, with its compiled programs, on other parameters (already on the mesh)."""
@@ -177,23 +180,3 @@ class Translator:
         found = self.decode(self.params, *shard_rows((ids, segments, limits), self.mesh), length=room)
         tokens, lengths, scores = to_host(found)
         return [(tokens[i, : lengths[i]].tolist(), float(scores[i])) for i in range(len(sources))]
-
-
-def check_vocabulary(config: ModelConfig, tokenizer: Tokenizer) -> None:
-    """The tokenizer's ids must be the model's."""
-    sizes = {
-        "target": (config.vocab_size, tokenizer.vocab_size),
-        "source": (config.source_vocab_size or config.vocab_size, tokenizer.source_vocab_size),
-    }
-    for side, (model_size, tokenizer_size) in sizes.items():
-        if model_size != tokenizer_size:
-            raise UserError(
-                f"The model has {model_size} {side} tokens, but the tokenizer has {tokenizer_size}; "
-                "they do not belong together."
-            )
-    for name in ("pad_id", "start_id", "end_id"):
-        if getattr(config, name) != getattr(tokenizer, name):
-            raise UserError(
-                f"{name} is {getattr(config, name)} in the model, but {getattr(tokenizer, name)} in the tokenizer; "
-                "they do not belong together."
-            )

@@ -1,0 +1,72 @@
+"""The model folder: Hugging Face's Marian layout on disk, ours and other people's.
+
+config.json, generation_config.json and model.safetensors; the tokenizer's files beside them are `tokenizer`'s.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformer_jax.config import ModelConfig
+from transformer_jax.errors import UserError
+from transformer_jax.files import read_json, write_whole
+from transformer_jax.hf_marian import config_from_json, config_json, from_tensors, generation_config_json, to_tensors
+from transformer_jax.tensor_files import read_tensors
+from transformer_jax.weight_table import Account, Params
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model that was read, with what its source says of generating and of its tensors."""
+
+    config: ModelConfig
+    params: Params
+    account: Account
+    suppressed: tuple[int, ...] = ()
+    """Ids that it must never generate."""
+
+
+def save_model(folder: Path, config: ModelConfig, params: Params, suppressed: tuple[int, ...] = ()) -> None:
+    """Writes the model; each file appears whole or not at all. `suppressed`: ids that it must never generate."""
+    from safetensors.numpy import save
+
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {
+        "model.safetensors": save(to_tensors(config, params), {"format": "pt"}),
+        "config.json": _json(config_json(config)),
+        "generation_config.json": _json(generation_config_json(config, suppressed)),
+    }
+    for name, content in files.items():
+        write_whole(folder / name, content)
+
+
+def load_model(folder: Path) -> LoadedModel:
+    """Reads a model folder, ours or one of transformers."""
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{folder} holds no config.json; name a model folder or a run folder.")
+    config = config_from_json(read_json(folder / "config.json"), folder / "config.json")
+    tensors = read_tensors(folder)
+    try:
+        params, account = from_tensors(config, tensors)
+    except UserError as error:
+        raise UserError(f"{folder}: {error}") from error
+    return LoadedModel(config, params, account, _suppressed(folder, config))
+
+
+def _suppressed(folder: Path, config: ModelConfig) -> tuple[int, ...]:
+    """bad_words_ids of one token each; those of several are not a matter of single ids, and Marian has none."""
+    path = folder / "generation_config.json"
+    if not path.is_file():
+        path = folder / "config.json"  # where it stood until 2022
+    words: Any = read_json(path).get("bad_words_ids") or []
+    if not isinstance(words, list) or not all(isinstance(word, list) and word for word in words):
+        raise UserError(f"{path}: bad_words_ids is not a list of lists of ids.")
+    ids = {word[0] for word in words if len(word) == 1 and isinstance(word[0], int)}
+    return tuple(sorted(ids - {config.pad_id, config.start_id, config.end_id}))
+
+
+def _json(content: dict[str, Any]) -> str:
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"

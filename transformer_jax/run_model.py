@@ -1,0 +1,55 @@
+"""What model a run trains: one that fits its tokenizer, or one that exists already."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from transformer_jax.config import DataConfig, ModelConfig, RunConfig
+from transformer_jax.errors import UserError
+from transformer_jax.hf_marian import without_start_row
+from transformer_jax.pretrained import Pretrained, load_pretrained
+from transformer_jax.tokenizer import SentencePieceTokenizer, Tokenizer
+
+
+def load_initial(config: RunConfig) -> Pretrained | None:
+    """The model that a run starts from, in Marian's form where it can be: no row for padding, a zero start."""
+    if config.init is None:
+        return None
+    if config.data.tokenizer is not None:
+        raise UserError("A model that is trained on keeps its own tokenizer; leave out data.tokenizer, or init.")
+    loaded = load_pretrained(config.init, positions=config.init_positions)
+    model_config, params = without_start_row(loaded.config, loaded.params)
+    asked = ("dropout", "attention_dropout", "feed_forward_dropout", "dtype")
+    model_config = dataclasses.replace(model_config, **{name: getattr(config.model, name) for name in asked})
+    return dataclasses.replace(loaded, config=model_config, params=params)
+
+
+def fit_model(config: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
+    """The model of the tokenizer's vocabulary. With sub-words it is as in Marian: it starts from a zero vector and has
+    no row for padding, so that the exported model is the same one everywhere."""
+    fitted = {
+        "vocab_size": tokenizer.vocab_size,
+        "pad_id": tokenizer.pad_id,
+        "start_id": tokenizer.start_id,
+        "end_id": tokenizer.end_id,
+    }
+    separate = isinstance(tokenizer, SentencePieceTokenizer) and tokenizer.separate_vocabs
+    if separate:
+        fitted |= {"source_vocab_size": tokenizer.source_vocab_size, "source_pad_id": tokenizer.source_pad_id}
+    pads_are_last = (tokenizer.pad_id, tokenizer.source_pad_id) == (
+        tokenizer.vocab_size - 1,
+        tokenizer.source_vocab_size - 1,
+    )
+    if isinstance(tokenizer, SentencePieceTokenizer) and pads_are_last:
+        fitted |= {"vocab_size": tokenizer.vocab_size - 1, "start_embedding": "zero"}
+        if separate:
+            fitted |= {"source_vocab_size": tokenizer.source_vocab_size - 1}
+    return dataclasses.replace(config, **fitted)
+
+
+def check_lengths(data: DataConfig, model: ModelConfig) -> None:
+    if data.max_tokens > model.max_length:
+        raise UserError(
+            f"data.max_tokens is {data.max_tokens}, but the model's positions end at max_length, {model.max_length}; "
+            "lower the one or raise the other."
+        )
