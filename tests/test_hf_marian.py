@@ -141,7 +141,7 @@ def sentences(config: ModelConfig) -> tuple[np.ndarray, np.ndarray]:
 
 
 def logits_of_both(config: ModelConfig, params: Any, folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    import torch
+    torch = pytest.importorskip("torch")
 
     save_model(folder, config, params)
     source, target = sentences(config)

@@ -157,7 +157,8 @@ def test_feed_forward_is_equation_2(activation: Any) -> None:
     params = FeedForward(config, config.d_ff).init(jax.random.key(0), jnp.array(x))["params"]
     params = jax.tree.map(lambda p: p + 0.1, params)  # biases start at zero: move them off it
     golden = reference_numpy.feed_forward(config, params, x[0].astype(np.float64))
-    np.testing.assert_allclose(FeedForward(config, config.d_ff).apply({"params": params}, jnp.array(x))[0], golden, atol=2e-6)
+    found = FeedForward(config, config.d_ff).apply({"params": params}, jnp.array(x))[0]
+    np.testing.assert_allclose(found, golden, atol=2e-6)
 
 
 # --- §3.1 add & norm
