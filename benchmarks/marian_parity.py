@@ -73,9 +73,9 @@ def compare(model: Any, folder: Path, torch: Any) -> int:
     import jax
 
     from transformer_jax import Transformer
+    from transformer_jax.decoding import make_decode
     from transformer_jax.model_folder import load_model
     from transformer_jax.sharding import data_mesh
-    from transformer_jax.translator import make_decode
 
     loaded = load_model(folder)
     print(loaded.account)

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from transformer_jax.config import ModelConfig
+from transformer_jax.decoding import make_decode
 from transformer_jax.errors import UserError
 from transformer_jax.hf_marian import config_from_json, entries, from_tensors, without_start_row
 from transformer_jax.model import Transformer
 from transformer_jax.model_folder import load_model
 from transformer_jax.sharding import data_mesh
-from transformer_jax.translator import make_decode
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

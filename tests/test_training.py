@@ -19,11 +19,11 @@ import pytest
 
 from transformer_jax.batching import Batch, Bucket, Ragged, TokenPairs, make_batch
 from transformer_jax.config import ModelConfig, TrainConfig
+from transformer_jax.decoding import make_decode
 from transformer_jax.model import Transformer
 from transformer_jax.optimizer import adam
 from transformer_jax.sharding import data_mesh, replicate, shard_rows
 from transformer_jax.training import init_state, make_loss_step, make_train_step
-from transformer_jax.translator import make_decode
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
 

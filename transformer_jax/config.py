@@ -275,8 +275,38 @@ class TrainConfig:
 class DecodeConfig:
     """How evaluation translates."""
 
-    extra_length: int = 50
-    """A translation ends at the source's length plus this, in tokens (§6.1)."""
+    beam_size: int = 1
+    """Hypotheses that are followed at once; 1: greedy."""
+    n_best: int = 1
+    """Hypotheses that are given for each line."""
+    length_rule: Literal["hf", "gnmt", "marian"] = "hf"
+    """How outputs of different length compare; see docs/decoding.md. gnmt is the paper's (§6.1)."""
+    length_penalty: float = 1.0
+    """The rule's alpha: above 0 long outputs gain. The paper has 0.6."""
+    early_stopping: Literal["best", "first", "never"] = "best"
+    """Of rule hf, when a search ends. first: with beam_size finished outputs (transformers' True). best: when the best
+    open one, as it is, is no better (False). never: when no open one can win any more."""
+    word_penalty: float = 0.0
+    """Of rule marian: subtracted per token."""
+    no_repeat_ngram_size: int = 0
+    """No n tokens in a row come twice; 0: they may."""
+    repetition_penalty: float = 1.0
+    """Above 1, tokens that have come before are less likely to come again."""
+    min_length: int = 0
+    """Tokens that a translation has at least, the end token included."""
+    extra_length: int | None = 50
+    """A translation ends at the source's length plus this, in tokens (§6.1); None: at the model's limit."""
+    max_length_factor: float | None = None
+    """And at the source's length times this, as in Marian (3 there)."""
+    sample: bool = False
+    """Draw each token at random instead of searching."""
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    """Of the drawing."""
+    long_lines: Literal["split", "cut"] = "split"
+    """Lines beyond the model's limit are split at sentence ends and joined again, or cut."""
     batch_tokens: int = 2048
     """Source slots that are translated together."""
     metric: Literal["bleu", "exact"] = "bleu"
@@ -285,9 +315,25 @@ class DecodeConfig:
     """Translate only the first so many validation lines at each evaluation."""
 
     def __post_init__(self) -> None:
-        _one_of(self, metric=("bleu", "exact"))
-        _not_below(self, 1, "batch_tokens")
-        _not_below(self, 0, "extra_length")
+        _one_of(
+            self,
+            metric=("bleu", "exact"),
+            length_rule=("hf", "gnmt", "marian"),
+            early_stopping=("best", "first", "never"),
+            long_lines=("split", "cut"),
+        )
+        _not_below(self, 1, "batch_tokens", "beam_size", "n_best")
+        _not_below(self, 0, "min_length", "no_repeat_ngram_size", "seed", "top_k")
+        if self.extra_length is not None:
+            _not_below(self, 0, "extra_length")
+        _check(
+            self.max_length_factor is None or self.max_length_factor > 0,
+            f"max_length_factor is {self.max_length_factor}; it must be above 0.",
+        )
+        _check(
+            self.n_best <= self.beam_size,
+            f"n_best is {self.n_best}, but beam_size is {self.beam_size}; a search finds at most as many as its beam.",
+        )
         _check(self.limit is None or self.limit > 0, f"decode.limit is {self.limit}; it must be above 0.")
 
 

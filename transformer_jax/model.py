@@ -32,11 +32,13 @@ TargetKeysValues = tuple[Float[Array, "B H length K"], Float[Array, "B H length 
 class DecoderState:
     """What the decoder remembers from one step to the next: a value that goes in and comes back.
 
-    Rows (the leading axis of every array but `step`) may be reordered, repeated or dropped between steps.
+    The leading axis of what belongs to the encoder output is the sentence (B), that of self-attention the row: there
+    may be several rows to a sentence, its beams, side by side. Either may be reordered, repeated or dropped between
+    steps.
     """
 
     self_attention: tuple[TargetKeysValues, ...]
-    """Per layer, keys and values of the tokens so far, (B, H, length, K); the places from `step` on are unused."""
+    """Per layer, keys and values of the tokens so far, (rows, H, length, K); the places from `step` on are unused."""
     cross_attention: tuple[KeysValues, ...]
     """Per layer, keys and values of the encoder output, (B, H, S, K). Fixed."""
     memory_segments_BS: Int[Array, "B S"]
@@ -113,7 +115,10 @@ class DecoderLayer(nn.Module):
             return self.self_attention(x_BTD, keys, values, self_mask, drop=drop_weights)
 
         def attend_memory(x_BTD: Array) -> Array:
-            return self.cross_attention(x_BTD, *memory, memory_mask, drop=drop_weights)
+            # Beams of one sentence, rows side by side, are so many queries to the same keys.
+            of_sentences = x_BTD.reshape(memory[0].shape[0], -1, x_BTD.shape[-1])
+            y = self.cross_attention(of_sentences, *memory, memory_mask, drop=drop_weights)
+            return y.reshape(x_BTD.shape)
 
         def feed_forward(x_BTD: Array) -> Array:
             return self.feed_forward(x_BTD, deterministic=deterministic)
@@ -307,11 +312,13 @@ class Transformer(nn.Module):
         memory_BSD: Float[Array, "B S D"],
         source_segments_BS: Int[Array, "B S"],
         length: int,
+        beam_size: int = 1,
     ) -> DecoderState:
-        """The state before the first of at most `length` target tokens. Source rows hold one sentence each."""
+        """The state before the first of at most `length` target tokens. Source rows hold one sentence each, of which
+        `beam_size` target rows, one after another, are translations."""
         self._check_length("target", length)
         c = self.config
-        shape = (memory_BSD.shape[0], c.n_heads, length, c.d_head)
+        shape = (memory_BSD.shape[0] * beam_size, c.n_heads, length, c.d_head)
         empty = tuple((jnp.zeros(shape, c.dtype), jnp.zeros(shape, c.dtype)) for _ in self.decoder.layer)
         return DecoderState(
             self_attention=empty,

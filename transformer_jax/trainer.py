@@ -358,9 +358,8 @@ class Trainer:
     def program_counts(self) -> dict[str, int]:
         """How many programs each jitted function has been compiled to."""
         functions: dict[str, Any] = {"training": self.train_step, "validation loss": self.loss_step}
-        if self._translator is not None:
-            functions["translation"] = self._translator.decode
-        return {name: function._cache_size() for name, function in functions.items()}
+        counts = {name: function._cache_size() for name, function in functions.items()}
+        return counts if self._translator is None else counts | {"translation": self._translator.n_programs()}
 
 
 def plan_steps(pairs: TokenPairs, buckets: list[Bucket], config: RunConfig) -> tuple[TrainingBatches, RunConfig]:

@@ -2,83 +2,71 @@
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
-from transformer_jax.array_types import Array
 from transformer_jax.batching import length_sorted_batches
 from transformer_jax.config import DecodeConfig, Positions
-from transformer_jax.model import DecoderState, Transformer
+from transformer_jax.decoding import BatchDecoder, Scorer, never_generated, row_sizes
+from transformer_jax.errors import UserError
+from transformer_jax.long_lines import split_line
+from transformer_jax.model import Transformer
 from transformer_jax.pretrained import load_pretrained
-from transformer_jax.search import Hypotheses, greedy
-from transformer_jax.sharding import DATA, data_mesh, replicate, shard_rows, to_host
+from transformer_jax.sampling import Sampling
+from transformer_jax.search_rules import SearchOptions
+from transformer_jax.sharding import data_mesh, replicate, shard_rows, to_host
 from transformer_jax.tokenizer import CharacterTokenizer, Tokenizer
 
 log = logging.getLogger("transformer_jax")
 
-SOURCE_LENGTHS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-"""Sources are padded up to one of these (or to the model's limit): each is one compiled program."""
+LENGTHS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+"""Sentences are padded up to one of these (or to the model's limit): each is one compiled program."""
+EARLY_STOPPING = {"best": False, "first": True, "never": "never"}
+CONTINUED = "\N{SPACE}"
+"""What joins the translations of a line's parts."""
 
 
 @dataclass(frozen=True)
-class Translation:
-    """What one line became."""
+class Hypothesis:
+    """One output for a line."""
 
     text: str
     score: float
-    """Log-probability of the output under the model, natural logarithm. 0 for a blank line."""
+    """By the length rule of the search: what hypotheses are ranked by."""
+    log_prob: float
+    """Log-probability under the model, natural logarithm."""
     tokens: tuple[int, ...]
     """Token ids, with the end token where the model gave one."""
+    token_scores: tuple[float, ...]
+    """Log-probability of each token."""
 
 
-DecodeProgram = Callable[..., Hypotheses]
+@dataclass(frozen=True)
+class Translation(Hypothesis):
+    """What one line became: the best hypothesis, with the others."""
+
+    n_best: tuple[Hypothesis, ...] = ()
+    """All that were asked for, best first; a line has fewer where the search found fewer."""
 
 
-def make_decode(model: Transformer, mesh: Mesh, suppressed: tuple[int, ...] = ()) -> DecodeProgram:
-    """The jitted greedy translation of a batch: (params, source ids, source segments, limits, length=room).
+@dataclass(frozen=True)
+class Score:
+    """How likely a given translation is."""
 
-    `suppressed` ids are never generated, nor are padding and start.
+    log_prob: float
+    token_log_probs: tuple[float, ...]
+    """Of each target token, the end token last; natural logarithm."""
 
-    Each device translates its own rows, and stops when they are done.
-    """
-    config = model.config
-    never = {config.pad_id, config.start_id, *suppressed} - {config.end_id}
-    suppressed = tuple(sorted(i for i in never if i < config.vocab_size))
 
-    def decode(params: Any, ids_BS: Array, segments_BS: Array, limits_B: Array, length: int) -> Hypotheses:
-        def call(*args: Any, method: str) -> Any:
-            return model.apply({"params": params}, *args, method=method)
-
-        def step(state: DecoderState, tokens_B: Array) -> tuple[Array, DecoderState]:
-            logits_B1V, state = call(state, tokens_B[:, None], method="decode_step")
-            return jax.nn.log_softmax(logits_B1V[:, 0]), state
-
-        memory_BSD = call(ids_BS, segments_BS, method="encode")
-        state = call(memory_BSD, segments_BS, length, method="start_decoding")
-        start_B = jnp.full(limits_B.shape, config.start_id, jnp.int32)
-        return greedy(step, state, start_B, limits_B, end_id=config.end_id, length=length, suppressed=suppressed)
-
-    @functools.partial(jax.jit, static_argnames="length")
-    def decode_rows(params: Any, ids_BS: Array, segments_BS: Array, limits_B: Array, length: int) -> Hypotheses:
-        rows = PartitionSpec(DATA)
-        return jax.shard_map(
-            functools.partial(decode, length=length),
-            mesh=mesh,
-            in_specs=(PartitionSpec(), rows, rows, rows),
-            out_specs=rows,
-            check_vma=False,  # the loop starts from constants, alike on every device, and goes on with rows that differ
-        )(params, ids_BS, segments_BS, limits_B)
-
-    return decode_rows
+EMPTY = Hypothesis("", 0.0, 0.0, (), ())
 
 
 class Translator:
@@ -103,7 +91,9 @@ class Translator:
         self.config = config or DecodeConfig()
         self.mesh = mesh or data_mesh()
         self.params = replicate(params, self.mesh)
-        self.decode = make_decode(model, self.mesh, suppressed)
+        self.suppressed = suppressed
+        self._decoders: dict[SearchOptions, BatchDecoder] = {}
+        self._scorer = Scorer(model, self.mesh)
 
     @classmethod
     def from_pretrained(
@@ -113,13 +103,14 @@ class Translator:
         *,
         positions: Positions | None = None,
         revision: str | None = None,
+        mesh: Mesh | None = None,
     ) -> Translator:
         """Loads a model folder, the model of a run folder, a native Marian folder or .npz, or a model of the hub.
 
         See `transformer_jax.pretrained.load_pretrained` for `positions` and `revision`.
         """
         model = load_pretrained(path, positions=positions, revision=revision)
-        return cls(Transformer(model.config), model.params, model.tokenizer, config, suppressed=model.suppressed)
+        return cls(Transformer(model.config), model.params, model.tokenizer, config, mesh, model.suppressed)
 
     def with_params(self, params: Any) -> Translator:
         """The same translator, with its compiled programs, on other parameters (already on the mesh)."""
@@ -127,20 +118,71 @@ class Translator:
         other.__dict__.update(self.__dict__, params=params)
         return other
 
-    def translate(self, lines: Sequence[str], first_line: int = 1) -> list[Translation]:
+    def n_programs(self) -> int:
+        """How many programs have been compiled for translation."""
+        return sum(decoder.n_programs() for decoder in self._decoders.values())
+
+    # --- translating ----------------------------------------------------------------------------------------
+
+    def translate(
+        self,
+        lines: Sequence[str],
+        *,
+        prefixes: Sequence[str] | str | None = None,
+        first_line: int = 1,
+        **changes: Any,
+    ) -> list[Translation]:
         """One translation per line, in order. A blank line gives an empty one and never reaches the model.
 
-        Warnings count lines from `first_line`."""
+        `prefixes`: what translations must begin with, one for all lines or one for each. `changes` are fields of
+        DecodeConfig for this call: `translate(lines, beam_size=4, n_best=4)`. Warnings count lines from `first_line`.
+        """
+        config = dataclasses.replace(self.config, **changes)
+        parts, lines_of_parts = self._parts(lines, config, first_line)
+        found: list[tuple[Hypothesis, ...]] = self._translate_parts(parts, lines_of_parts, prefixes, config, first_line)
+        of_lines: list[list[tuple[Hypothesis, ...]]] = [[] for _ in lines]
+        for line, hypotheses in zip(lines_of_parts, found, strict=True):
+            of_lines[line].append(hypotheses)
+        return [_translation(parts) for parts in of_lines]
+
+    def _parts(self, lines: Sequence[str], config: DecodeConfig, first_line: int) -> tuple[list[str], list[int]]:
+        """What is translated by itself: lines, or their parts where they are too long; and the line of each."""
         filled = [i for i, line in enumerate(lines) if line.strip()]
-        sources = self._encode([lines[i] for i in filled], [first_line + i for i in filled])
+        limit = self.model.config.max_length
+        parts: list[str] = []
+        lines_of_parts: list[int] = []
+        lengths = [len(ids) for ids in self.tokenizer.encode_source_batch([lines[i] for i in filled])]
+        for i, length in zip(filled, lengths, strict=True):
+            pieces = [lines[i]]
+            if length > limit and config.long_lines == "split":
+                pieces = split_line(lines[i], limit, self._length, getattr(self.tokenizer, "source_lang", None))
+                log.warning("Line %d has %d tokens; it is translated in %d parts.", first_line + i, length, len(pieces))
+            parts += pieces
+            lines_of_parts += [i] * len(pieces)
+        return parts, lines_of_parts
+
+    def _length(self, text: str) -> int:
+        return len(self.tokenizer.encode_source(text))
+
+    def _translate_parts(
+        self,
+        parts: Sequence[str],
+        numbers: Sequence[int],
+        prefixes: Sequence[str] | str | None,
+        config: DecodeConfig,
+        first_line: int,
+    ) -> list[tuple[Hypothesis, ...]]:
+        sources = self._encode(parts, [first_line + i for i in numbers])
+        given = self._encode_prefixes(prefixes, numbers)
+        decoder = self._decoder(config)
+        found: list[tuple[Hypothesis, ...]] = [()] * len(parts)
         rooms = [self._room(len(ids)) for ids in sources]
-        translations = [Translation("", 0.0, ())] * len(lines)
-        for batch in length_sorted_batches(rooms, self.config.batch_tokens):
-            outputs = self._decode_batch([sources[i] for i in batch])
-            for i, (tokens, score) in zip(batch, outputs, strict=True):
-                text = self.tokenizer.decode(tokens)
-                translations[filled[i]] = Translation(text, score, tuple(tokens))
-        return translations
+        for batch in length_sorted_batches(rooms, config.batch_tokens):
+            ids = [first_line + numbers[i] for i in batch]
+            outputs = self._decode_batch([sources[i] for i in batch], [given[i] for i in batch], ids, decoder, config)
+            for i, hypotheses in zip(batch, outputs, strict=True):
+                found[i] = hypotheses
+        return found
 
     def _encode(self, lines: Sequence[str], numbers: Sequence[int]) -> list[list[int]]:
         """Source ids; what the vocabulary or the model has no room for is left out, with a warning."""
@@ -157,26 +199,169 @@ class Translator:
                 log.warning("Characters that the model does not know are left out: %s", shown)
         return sources
 
-    def _room(self, length: int) -> int:
-        """The static source length that holds so many tokens."""
-        limit = self.model.config.max_length
-        return min([size for size in SOURCE_LENGTHS if size >= length] + [limit])
+    def _encode_prefixes(self, prefixes: Sequence[str] | str | None, numbers: Sequence[int]) -> list[list[int]]:
+        """Target ids that each part must begin with."""
+        if prefixes is None:
+            return [[]] * len(numbers)
+        if isinstance(prefixes, str):
+            ids = self.tokenizer.encode_target(prefixes)[:-1]
+            return [ids] * len(numbers)
+        if numbers and len(prefixes) <= max(numbers):
+            raise UserError(f"There are {len(prefixes)} prefixes for more lines; give one for each, or one for all.")
+        encoded = self.tokenizer.encode_target_batch(list(prefixes))
+        # The second part of a line has no prefix: the first one has it.
+        return [encoded[n][:-1] if i == 0 or numbers[i - 1] != n else [] for i, n in enumerate(numbers)]
 
-    def _decode_batch(self, sources: Sequence[Sequence[int]]) -> list[tuple[list[int], float]]:
-        """Tokens and log-probability of each, in a shape with the room of the longest."""
-        config, n_devices = self.model.config, self.mesh.size
+    def _room(self, length: int) -> int:
+        """The static length that holds so many tokens."""
+        limit = self.model.config.max_length
+        return min([size for size in LENGTHS if size >= length] + [limit])
+
+    def _decoder(self, config: DecodeConfig) -> BatchDecoder:
+        options = SearchOptions(
+            end_id=self.model.config.end_id,
+            beam_size=config.beam_size,
+            n_best=config.n_best,
+            length_rule=config.length_rule,
+            length_penalty=config.length_penalty,
+            early_stopping=EARLY_STOPPING[config.early_stopping] if config.length_rule == "hf" else False,
+            word_penalty=config.word_penalty,
+            suppressed=never_generated(self.model.config, self.suppressed),
+            no_repeat_ngram_size=config.no_repeat_ngram_size,
+            repetition_penalty=config.repetition_penalty,
+            sampling=Sampling(config.temperature, config.top_k, config.top_p) if config.sample else None,
+        )
+        if options not in self._decoders:
+            self._decoders[options] = BatchDecoder(self.model, self.mesh, options)
+        return self._decoders[options]
+
+    def _limit(self, source_length: int, config: DecodeConfig) -> int:
+        """The longest output for a source of so many tokens (the end token counts on both sides)."""
+        limits = [self.model.config.max_length]
+        if config.extra_length is not None:
+            limits.append(source_length + config.extra_length)
+        if config.max_length_factor is not None:
+            limits.append(math.ceil(source_length * config.max_length_factor))
+        return min(limits)
+
+    def _decode_batch(
+        self,
+        sources: Sequence[Sequence[int]],
+        prefixes: Sequence[Sequence[int]],
+        sentence_ids: Sequence[int],
+        decoder: BatchDecoder,
+        config: DecodeConfig,
+    ) -> list[tuple[Hypothesis, ...]]:
+        """Hypotheses of each source, decoded together in a shape with the room of the longest."""
         S = self._room(max(map(len, sources)))
-        full = max(1, self.config.batch_tokens // S)
-        rows = 1 if len(sources) == 1 else full
-        rows = -(-rows // n_devices) * n_devices
-        ids = np.full((rows, S), config.pad_id, np.int32)
-        segments = np.zeros((rows, S), np.int32)
+        sizes = row_sizes(max(1, config.batch_tokens // S), self.mesh.size)
+        rows = min(size for size in sizes if size >= len(sources))
+        ids, segments = self._padded(sources, rows, S)
         limits = np.zeros(rows, np.int32)
-        for row, source in enumerate(sources):
+        limits[: len(sources)] = [self._limit(len(source), config) for source in sources]
+        asked = {"limits_B": limits}
+        if config.min_length:
+            asked["min_lengths_B"] = np.full(rows, config.min_length, np.int32)
+        if any(prefixes):
+            asked |= _prefix_arrays(prefixes, rows, self._room(max(map(len, prefixes))))
+        if config.sample:
+            asked["sentence_ids_B"] = np.resize(np.asarray(sentence_ids, np.int32), rows)
+        length = min(self._limit(S, config), self.model.config.max_length)
+        batch = shard_rows((ids, segments, asked), self.mesh)
+        found = decoder.decode(self.params, *batch, length=length, sizes=sizes, seed=config.seed)
+        return [
+            tuple(self._hypothesis(found, row, n) for n in range(config.n_best) if found.scores_BN[row, n] > -np.inf)
+            for row in range(len(sources))
+        ]
+
+    def _padded(self, rows_of_ids: Sequence[Sequence[int]], rows: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+        """Source ids and segments in one static shape."""
+        ids = np.full((rows, length), self.tokenizer.source_pad_id, np.int32)
+        segments = np.zeros((rows, length), np.int32)
+        for row, source in enumerate(rows_of_ids):
             ids[row, : len(source)] = source
             segments[row, : len(source)] = 1
-            limits[row] = min(len(source) + self.config.extra_length, config.max_length)
-        room = min(S + self.config.extra_length, config.max_length)
-        found = self.decode(self.params, *shard_rows((ids, segments, limits), self.mesh), length=room)
-        tokens, lengths, scores = to_host(found)
-        return [(tokens[i, : lengths[i]].tolist(), float(scores[i])) for i in range(len(sources))]
+        return ids, segments
+
+    def _hypothesis(self, found: Any, row: int, n: int) -> Hypothesis:
+        length = int(found.lengths_BN[row, n])
+        tokens = tuple(found.tokens_BNT[row, n, :length].tolist())
+        return Hypothesis(
+            text=self.tokenizer.decode(tokens),
+            score=float(found.scores_BN[row, n]),
+            log_prob=float(found.log_probs_BN[row, n]),
+            tokens=tokens,
+            token_scores=tuple(found.token_log_probs_BNT[row, n, :length].tolist()),
+        )
+
+    # --- scoring --------------------------------------------------------------------------------------------
+
+    def score(self, sources: Sequence[str], targets: Sequence[str], first_line: int = 1) -> list[Score]:
+        """The log-probability of each target given its source."""
+        if len(sources) != len(targets):
+            raise UserError(f"There are {len(sources)} sources but {len(targets)} targets; they must be as many.")
+        numbers = [first_line + i for i in range(len(sources))]
+        pairs = list(zip(self._encode(sources, numbers), self._encode_targets(targets, numbers), strict=True))
+        return self.score_tokens(pairs)
+
+    def _encode_targets(self, targets: Sequence[str], numbers: Sequence[int]) -> list[list[int]]:
+        encoded, limit = self.tokenizer.encode_target_batch(list(targets)), self.model.config.max_length
+        for i, ids in enumerate(encoded):
+            if len(ids) > limit:
+                log.warning("Target %d has %d tokens; the first %d are scored.", numbers[i], len(ids), limit)
+                encoded[i] = ids[:limit]
+        return encoded
+
+    def score_tokens(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Score]:
+        """The same for pairs of ids: source with its end token, target as it is to be scored."""
+        rooms = [self._room(max(len(source), len(target), 1)) for source, target in pairs]
+        scores = [Score(0.0, ())] * len(pairs)
+        for batch in length_sorted_batches(rooms, self.config.batch_tokens):
+            T = rooms[batch[-1]]
+            rows = min(s for s in row_sizes(max(1, self.config.batch_tokens // T), self.mesh.size) if s >= len(batch))
+            ids, segments = self._padded([pairs[i][0] for i in batch], rows, T)
+            inputs = np.full((rows, T), self.model.config.start_id, np.int32)
+            outputs = np.zeros((rows, T), np.int32)
+            for row, i in enumerate(batch):
+                target = pairs[i][1]
+                outputs[row, : len(target)] = target
+                inputs[row, 1 : len(target)] = target[:-1]
+            arrays = shard_rows((ids, segments, inputs, outputs), self.mesh)
+            log_probs = np.asarray(to_host(self._scorer.score(self.params, *arrays)))
+            for row, i in enumerate(batch):
+                of_tokens = log_probs[row, : len(pairs[i][1])]
+                scores[i] = Score(float(of_tokens.sum()), tuple(of_tokens.tolist()))
+        return scores
+
+
+def _prefix_arrays(prefixes: Sequence[Sequence[int]], rows: int, room: int) -> dict[str, np.ndarray]:
+    ids, lengths = np.zeros((rows, room), np.int32), np.zeros(rows, np.int32)
+    for row, prefix in enumerate(prefixes):
+        ids[row, : len(prefix)], lengths[row] = prefix, len(prefix)
+    return {"prefix_BP": ids, "prefix_lengths_B": lengths}
+
+
+def _translation(parts: Sequence[tuple[Hypothesis, ...]]) -> Translation:
+    """A line's translation from those of its parts: the n-th best is made of the n-th best of each."""
+    if not parts:
+        return _with_others((EMPTY,))
+    if len(parts) == 1:
+        return _with_others(parts[0])
+    ranks = range(max(map(len, parts)))
+    return _with_others(tuple(_joined([part[min(n, len(part) - 1)] for part in parts if part]) for n in ranks))
+
+
+def _with_others(hypotheses: tuple[Hypothesis, ...]) -> Translation:
+    best = hypotheses[0] if hypotheses else EMPTY
+    fields = {f.name: getattr(best, f.name) for f in dataclasses.fields(Hypothesis)}
+    return Translation(**fields, n_best=hypotheses)
+
+
+def _joined(parts: Sequence[Hypothesis]) -> Hypothesis:
+    return Hypothesis(
+        text=CONTINUED.join(part.text for part in parts if part.text),
+        score=sum(part.score for part in parts),
+        log_prob=sum(part.log_prob for part in parts),
+        tokens=tuple(token for part in parts for token in part.tokens),
+        token_scores=tuple(score for part in parts for score in part.token_scores),
+    )

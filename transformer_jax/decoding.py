@@ -1,0 +1,255 @@
+"""The Transformer as a step function for `search`, in a few programs of static shapes.
+
+A batch is decoded in chunks of steps. Between chunks the sentences that are finished leave: the others move together
+into the next smaller shape, so that one long line does not hold sixty-three short ones. Cross-attention's keys and
+values are computed once a sentence and shared by its beams; only those of self-attention follow the beams.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from transformer_jax.array_types import Array, Int
+from transformer_jax.config import ModelConfig
+from transformer_jax.model import DecoderState, Transformer
+from transformer_jax.search import (
+    BeamState,
+    Hypotheses,
+    NBest,
+    advance,
+    beam_rows,
+    finished,
+    greedy,
+    hypotheses,
+    start_beams,
+    take_sentences,
+)
+from transformer_jax.search_rules import SearchOptions
+from transformer_jax.sharding import DATA, replicate, to_host
+
+CHUNK = 16
+"""Steps between two looks at which sentences are finished."""
+SHRINK = 4
+"""The next smaller shape has this many times fewer rows: each shape is a program to compile."""
+
+
+def never_generated(config: ModelConfig, suppressed: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """Padding, start and the given ids: what a search must not choose."""
+    never = {config.pad_id, config.start_id, *suppressed} - {config.end_id}
+    return tuple(sorted(i for i in never if i < config.vocab_size))
+
+
+def row_sizes(full: int, n_devices: int) -> list[int]:
+    """Static numbers of sentences in a batch, smallest first: `full` and ever smaller ones, each for all devices."""
+    sizes = {-(-full // n_devices) * n_devices}
+    while full > 1:
+        full = -(-full // SHRINK)
+        sizes.add(-(-full // n_devices) * n_devices)
+    return sorted(sizes)
+
+
+class BatchDecoder:
+    """The compiled programs of one model and one set of search options.
+
+    Each device decodes its own sentences. A program is compiled once per shape: rows, source length, room for tokens.
+    """
+
+    def __init__(self, model: Transformer, mesh: Mesh, options: SearchOptions) -> None:
+        self.model, self.mesh, self.options = model, mesh, options
+        rows, everywhere = PartitionSpec(DATA), PartitionSpec()
+        # What all devices have alike in a BeamState are the two step counters; all else goes by sentence.
+        decoder = DecoderState(self_attention=rows, cross_attention=rows, memory_segments_BS=rows, step=everywhere)  # type: ignore[arg-type]
+        beams = BeamState(t=everywhere, decoder=decoder, sentences=rows)  # type: ignore[arg-type]
+        self._beams_sharding = jax.tree.map(
+            lambda spec: NamedSharding(mesh, spec), beams, is_leaf=lambda x: isinstance(x, PartitionSpec)
+        )
+
+        def on_devices(f: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+            # check_vma: a search starts from constants, alike everywhere, and goes on with rows that differ.
+            return jax.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+        @functools.partial(jax.jit, static_argnames="length")
+        def start(params: Any, key: Array, ids_BS: Array, segments_BS: Array, asked: Any, length: int) -> BeamState:
+            begin = functools.partial(start_search, model, options, length=length)
+            specs = (everywhere, everywhere, rows, rows, rows)
+            return on_devices(begin, specs, beams)(params, key, ids_BS, segments_BS, asked)
+
+        @functools.partial(jax.jit, donate_argnums=1)
+        def go_on(params: Any, state: BeamState, n_steps: Array) -> tuple[BeamState, Array]:
+            def run(params: Any, state: BeamState, n_steps: Array) -> tuple[BeamState, Array]:
+                step = step_function(model, params)
+                state = advance(step, reorder_beams, state, options, n_steps)
+                # A device whose sentences are all finished has stopped early; another may take its place.
+                state = state._replace(decoder=dataclasses.replace(state.decoder, step=state.t))
+                return state, finished(state)
+
+            return on_devices(run, (everywhere, beams, everywhere), (beams, rows))(params, state, n_steps)
+
+        @jax.jit
+        def keep(state: BeamState, index_X: Array) -> BeamState:
+            take = functools.partial(take_decoder, beam_size=options.beam_size)
+            # The specs of a BeamState are a prefix of its tree: the counters alike, the rest by sentence.
+            return jax.lax.with_sharding_constraint(
+                take_sentences(state, index_X, take), _like(self._beams_sharding, state)
+            )
+
+        self._start, self._go_on, self._keep = start, go_on, keep
+        self._read = jax.jit(functools.partial(hypotheses, n=options.n_best))
+
+    def n_programs(self) -> int:
+        """How many programs have been compiled."""
+        return sum(f._cache_size() for f in (self._start, self._go_on, self._keep, self._read))
+
+    def decode(
+        self,
+        params: Any,
+        ids_BS: Int[Array, "B S"],
+        segments_BS: Int[Array, "B S"],
+        asked: dict[str, Array],
+        length: int,
+        sizes: list[int],
+        seed: int = 0,
+    ) -> NBest:
+        """Outputs of a batch, on the host. `asked` are the arguments of `search.start_beams` that go by sentence, at
+        least limits_B; `sizes` the numbers of rows that the batch may shrink to; `seed` is for sampling."""
+        B, n = len(ids_BS), self.options.n_best
+        key = replicate(jax.random.key(seed), self.mesh)
+        state = self._start(params, key, ids_BS, segments_BS, asked, length=length)
+        found = NBest(
+            tokens_BNT=np.full((B, n, length), self.options.end_id, np.int32),
+            lengths_BN=np.zeros((B, n), np.int32),
+            log_probs_BN=np.full((B, n), -np.inf, np.float32),
+            scores_BN=np.full((B, n), -np.inf, np.float32),
+            token_log_probs_BNT=np.zeros((B, n, length), np.float32),
+            finished_BN=np.zeros((B, n), bool),
+        )
+        n_steps = jnp.asarray(CHUNK)
+        there = np.arange(B)  # which sentence of the batch each row holds; -1: none
+        for _ in range(0, length, CHUNK):
+            state, over = self._go_on(params, state, n_steps)
+            left = np.flatnonzero(~np.asarray(to_host(over)) & (there >= 0))
+            if not len(left):
+                break
+            size = min(s for s in sizes if s >= len(left))
+            if size < len(there):
+                self._collect(state, there, found)
+                index = np.full(size, -1, np.int32)
+                index[: len(left)] = left
+                there = np.where(index >= 0, there[index], -1)
+                state = self._keep(state, replicate(index, self.mesh))
+        self._collect(state, there, found)
+        return found
+
+    def _collect(self, state: BeamState, there: np.ndarray, found: NBest) -> None:
+        """Copies what the rows have so far into the result."""
+        rows = there >= 0
+        for whole, part in zip(found, to_host(self._read(state)), strict=True):
+            np.asarray(whole)[there[rows]] = np.asarray(part)[rows]
+
+
+def _like(prefix: BeamState, state: BeamState) -> BeamState:
+    """The shardings of a prefix of the tree, for every leaf."""
+    return jax.tree.map(
+        lambda sharding, part: jax.tree.map(lambda _: sharding, part),
+        prefix,
+        state,
+        is_leaf=lambda x: isinstance(x, NamedSharding),
+    )
+
+
+def step_function(model: Transformer, params: Any) -> Callable[[DecoderState, Array], tuple[Array, DecoderState]]:
+    """The model as the search sees it: (state, last tokens) -> (log-probabilities of the next, state)."""
+
+    def step(state: DecoderState, tokens_R: Int[Array, "R"]) -> tuple[Array, DecoderState]:
+        logits_R1V, state = model.apply({"params": params}, state, tokens_R[:, None], method="decode_step")  # type: ignore[misc]
+        return jax.nn.log_softmax(logits_R1V[:, 0]), state
+
+    return step
+
+
+def start_search(
+    model: Transformer,
+    options: SearchOptions,
+    params: Any,
+    key: Array,
+    ids_BS: Int[Array, "B S"],
+    segments_BS: Int[Array, "B S"],
+    asked: dict[str, Array],
+    *,
+    length: int,
+) -> BeamState:
+    """Encodes the sources, and the beams before the first step."""
+    variables = {"params": params}
+    memory_BSD = model.apply(variables, ids_BS, segments_BS, method="encode")
+    state = model.apply(variables, memory_BSD, segments_BS, length, options.beam_size, method="start_decoding")
+    start_B = jnp.full(ids_BS.shape[:1], model.config.start_id, jnp.int32)
+    asked = dict(asked, **({} if options.sampling is None else {"key": key}))
+    return start_beams(state, start_B, asked.pop("limits_B"), options, length, **asked)
+
+
+def reorder_beams(state: DecoderState, rows_R: Int[Array, "R"]) -> DecoderState:
+    """The state whose beams are these; what belongs to the sentence stays."""
+    gathered = jax.tree.map(lambda x: x.at[rows_R].get(mode="promise_in_bounds"), state.self_attention)
+    return dataclasses.replace(state, self_attention=gathered)
+
+
+def take_decoder(state: DecoderState, index_X: Int[Array, "X"], beam_size: int) -> DecoderState:
+    """The state of these sentences."""
+    rows = beam_rows(index_X, beam_size)
+    return DecoderState(
+        self_attention=jax.tree.map(lambda x: x[rows], state.self_attention),
+        cross_attention=jax.tree.map(lambda x: x[index_X], state.cross_attention),
+        memory_segments_BS=state.memory_segments_BS[index_X],
+        step=state.step,
+    )
+
+
+def make_decode(model: Transformer, mesh: Mesh, suppressed: tuple[int, ...] = ()) -> Callable[..., Hypotheses]:
+    """Greedy translation of a batch in one program: (params, source ids, source segments, limits, length=room)."""
+    never = never_generated(model.config, suppressed)
+    rows, everywhere = PartitionSpec(DATA), PartitionSpec()
+
+    def decode(params: Any, ids_BS: Array, segments_BS: Array, limits_B: Array, length: int) -> Hypotheses:
+        variables = {"params": params}
+        memory_BSD = model.apply(variables, ids_BS, segments_BS, method="encode")
+        state = model.apply(variables, memory_BSD, segments_BS, length, method="start_decoding")
+        start_B = jnp.full(limits_B.shape, model.config.start_id, jnp.int32)
+        step = step_function(model, params)
+        return greedy(step, state, start_B, limits_B, end_id=model.config.end_id, length=length, suppressed=never)
+
+    @functools.partial(jax.jit, static_argnames="length")
+    def decode_rows(params: Any, ids_BS: Array, segments_BS: Array, limits_B: Array, length: int) -> Hypotheses:
+        return jax.shard_map(
+            functools.partial(decode, length=length),
+            mesh=mesh,
+            in_specs=(everywhere, rows, rows, rows),
+            out_specs=rows,
+            check_vma=False,
+        )(params, ids_BS, segments_BS, limits_B)
+
+    return decode_rows
+
+
+class Scorer:
+    """The compiled program that scores given targets (teacher forcing)."""
+
+    def __init__(self, model: Transformer, mesh: Mesh) -> None:
+        rows, everywhere = PartitionSpec(DATA), PartitionSpec()
+
+        def score(params: Any, ids_BS: Array, segments_BS: Array, inputs_BT: Array, outputs_BT: Array) -> Array:
+            logits_BTV: Any = model.apply({"params": params}, ids_BS, inputs_BT, segments_BS)
+            log_probs_BTV = jax.nn.log_softmax(logits_BTV)
+            return jnp.take_along_axis(log_probs_BTV, outputs_BT[..., None], axis=-1)[..., 0]
+
+        self.score = jax.jit(
+            jax.shard_map(score, mesh=mesh, in_specs=(everywhere, rows, rows, rows, rows), out_specs=rows)
+        )
+        """(params, source ids, segments, target inputs, target outputs) -> log-probability of each output token"""
