@@ -1,21 +1,15 @@
-"""The command line, `transformer-jax translate` and `convert`, and what all commands share."""
+"""The command line: `transformer-jax translate | score | evaluate | convert`."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
 
+from transformer_jax.cli_options import add_model, add_running, add_search
 from transformer_jax.errors import UserError
-
-MODEL_HELP = "a model folder, a run folder, a native Marian folder or .npz, or a name on the Hugging Face hub"
-CHUNK = 2048
-"""Lines that are sorted and translated together where input comes from a file."""
 
 
 def run_command(command: Callable[[], int | None]) -> int:
@@ -44,46 +38,78 @@ def main() -> None:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="transformer-jax", description="Translate with a trained Transformer.")
+    parser = argparse.ArgumentParser(prog="transformer-jax", description="Use a trained Transformer.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    translate = commands.add_parser(
-        "translate",
-        help="translate text, one line in, one line out",
-        description="Translate text, line by line.",
-    )
-    translate.add_argument("model", help=MODEL_HELP)
-    translate.add_argument("--input", type=Path, help="text to translate, plain or .gz (default: standard input)")
-    translate.add_argument("--output", type=Path, help="where to write it (default: standard output)")
-    translate.add_argument("--batch-tokens", type=int, default=2048, help="source slots translated together")
-    translate.add_argument(
-        "--extra-length",
-        type=int,
-        default=50,
-        help="a translation ends at the source's length plus this, in tokens",
-    )
-    _add_loading_options(translate)
-    translate.set_defaults(run=_translate)
-    convert = commands.add_parser(
-        "convert",
-        help="write a model in another format",
-        description="Write a model for transformers and CTranslate2 (hf) or for native Marian (marian).",
-    )
-    convert.add_argument("model", metavar="FROM", help=MODEL_HELP)
-    convert.add_argument("folder", metavar="TO", type=Path, help="a new folder")
-    convert.add_argument("--to", choices=("hf", "marian"), default="hf", help="format (default: hf)")
-    _add_loading_options(convert)
-    convert.set_defaults(run=_convert)
+    _add_translate(commands.add_parser("translate", help="translate text, one line in, one line out"))
+    _add_score(commands.add_parser("score", help="how likely given translations are"))
+    _add_evaluate(commands.add_parser("evaluate", help="translate and compare with references"))
+    _add_convert(commands.add_parser("convert", help="write a model in another format"))
     options = parser.parse_args(arguments)
     return options.run(options)
 
 
-def _add_loading_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--positions",
-        choices=("sin_then_cos", "marian"),
-        help="read the weights with this table: marian is what OPUS-MT models were trained with",
-    )
-    parser.add_argument("--revision", help="branch, tag or commit of a model of the hub")
+def _add_translate(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Translate text, one line in, one line out, in order."
+    add_model(parser)
+    parser.add_argument("--input", type=Path, help="text to translate, plain or .gz (standard input)")
+    parser.add_argument("--output", type=Path, help="where to write it (standard output)")
+    parser.add_argument("--format", choices=("text", "tsv", "jsonl"), default="text", help="of the output (text)")
+    parser.add_argument("--scores", action="store_true", help="the score before each line of text, and a tab")
+    parser.add_argument("--prefix", help="what every translation must begin with")
+    parser.add_argument("--report", choices=("timing",), help="where the time went, on standard error")
+    add_running(parser)
+    add_search(parser)
+    parser.set_defaults(run=_translate)
+
+
+def _add_score(parser: argparse.ArgumentParser) -> None:
+    parser.description = "The log-probability of each line of TARGET as a translation of that line of SOURCE."
+    add_model(parser)
+    parser.add_argument("--source", type=Path, required=True, help="plain or .gz")
+    parser.add_argument("--target", type=Path, required=True, help="plain or .gz, as many lines")
+    parser.add_argument("--output", type=Path, help="where to write the scores (standard output)")
+    parser.add_argument("--format", choices=("text", "jsonl"), default="text", help="jsonl: with those of tokens")
+    add_running(parser)
+    parser.set_defaults(run=_score)
+
+
+def _add_evaluate(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Translate SOURCE and score it against REFERENCE: sacreBLEU, chrF, exact match."
+    add_model(parser)
+    parser.add_argument("--source", type=Path, required=True, help="plain or .gz")
+    parser.add_argument("--reference", type=Path, required=True, help="plain or .gz, as many lines")
+    parser.add_argument("--output", type=Path, help="where to write the translations (nowhere)")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="of the scores (text)")
+    parser.add_argument("--target-lang", help="whose tokenizer BLEU takes (the model's own, else 13a)")
+    add_running(parser)
+    add_search(parser)
+    parser.set_defaults(run=_evaluate)
+
+
+def _add_convert(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Write a model for transformers and CTranslate2 (hf) or for native Marian (marian)."
+    add_model(parser, "FROM")
+    parser.add_argument("folder", metavar="TO", type=Path, help="a new folder")
+    parser.add_argument("--to", choices=("hf", "marian"), default="hf", help="format (hf)")
+    parser.set_defaults(run=_convert)
+
+
+def _translate(options: argparse.Namespace) -> int:
+    from transformer_jax.cli_translate import translate
+
+    return translate(options)
+
+
+def _score(options: argparse.Namespace) -> int:
+    from transformer_jax.cli_translate import score
+
+    return score(options)
+
+
+def _evaluate(options: argparse.Namespace) -> int:
+    from transformer_jax.cli_translate import evaluate
+
+    return evaluate(options)
 
 
 def _convert(options: argparse.Namespace) -> int:
@@ -94,69 +120,6 @@ def _convert(options: argparse.Namespace) -> int:
     print(f"           {model.account}")
     print(f"written    {options.folder}")
     return 0
-
-
-def _translate(options: argparse.Namespace) -> int:
-    from transformer_jax.config import DecodeConfig
-    from transformer_jax.sharding import use_compilation_cache
-    from transformer_jax.translator import Translator
-
-    use_compilation_cache()
-    config = DecodeConfig(batch_tokens=options.batch_tokens, extra_length=options.extra_length)
-    if options.input is not None and (options.input.is_dir() or not options.input.exists()):
-        raise UserError(f"There is no file {options.input}.")
-    if (options.input is None and sys.stdin is None) or (options.output is None and sys.stdout is None):
-        raise UserError("Standard input or output is closed; name files with --input and --output.")
-    translator = Translator.from_pretrained(
-        options.model, config, positions=options.positions, revision=options.revision
-    )
-    interactive = options.input is None and sys.stdin.isatty()
-    with _input_lines(options.input) as lines, _output(options.output) as output:
-        done = 0
-        for chunk in _chunks(lines, 1 if interactive else CHUNK):
-            translations = translator.translate(chunk, first_line=done + 1)
-            done += len(chunk)
-            for translation in translations:
-                # A line break inside a translation would be one line too many.
-                text = translation.text.replace("\n", " ")
-                output.write(text.encode("utf-8", "surrogateescape") + b"\n")
-            output.flush()
-    return 0
-
-
-def _chunks(lines: Iterable[str], size: int) -> Iterator[list[str]]:
-    lines = iter(lines)
-    while chunk := list(islice(lines, size)):
-        yield chunk
-
-
-@contextlib.contextmanager
-def _input_lines(path: Path | None) -> Iterator[Iterator[str]]:
-    from transformer_jax.corpus import iterate_file, iterate_lines
-
-    yield iterate_lines(sys.stdin.buffer) if path is None else iterate_file(path)
-
-
-@contextlib.contextmanager
-def _output(path: Path | None) -> Iterator[BinaryIO]:
-    """Standard output, or a file that takes its name when it is complete."""
-    if path is None:
-        yield sys.stdout.buffer
-        return
-    special = path.exists() and not path.is_file()  # a pipe or a device is written to, never replaced
-    part = path if special else path.with_name(f".{path.name}.part")
-    try:
-        file = part.open("wb")
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}).") from error
-    try:
-        with file:
-            yield file
-        if not special:
-            part.replace(path)
-    finally:
-        if not special:
-            part.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ values are computed once a sentence and shared by its beams; only those of self-
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -34,6 +35,7 @@ from transformer_jax.search import (
 )
 from transformer_jax.search_rules import SearchOptions
 from transformer_jax.sharding import DATA, replicate, to_host
+from transformer_jax.stopwatch import Stopwatch
 
 CHUNK = 16
 """Steps between two looks at which sentences are finished."""
@@ -62,8 +64,10 @@ class BatchDecoder:
     Each device decodes its own sentences. A program is compiled once per shape: rows, source length, room for tokens.
     """
 
-    def __init__(self, model: Transformer, mesh: Mesh, options: SearchOptions) -> None:
-        self.model, self.mesh, self.options = model, mesh, options
+    def __init__(
+        self, model: Transformer, mesh: Mesh, options: SearchOptions, stopwatch: Stopwatch | None = None
+    ) -> None:
+        self.model, self.mesh, self.options, self.stopwatch = model, mesh, options, stopwatch
         rows, everywhere = PartitionSpec(DATA), PartitionSpec()
         # What all devices have alike in a BeamState are the two step counters; all else goes by sentence.
         decoder = DecoderState(self_attention=rows, cross_attention=rows, memory_segments_BS=rows, step=everywhere)  # type: ignore[arg-type]
@@ -106,7 +110,8 @@ class BatchDecoder:
 
     def n_programs(self) -> int:
         """How many programs have been compiled."""
-        return sum(f._cache_size() for f in (self._start, self._go_on, self._keep, self._read))
+        functions: tuple[Any, ...] = (self._start, self._go_on, self._keep, self._read)
+        return sum(function._cache_size() for function in functions)
 
     def decode(
         self,
@@ -122,15 +127,27 @@ class BatchDecoder:
         least limits_B; `sizes` the numbers of rows that the batch may shrink to; `seed` is for sampling."""
         B, n = len(ids_BS), self.options.n_best
         key = replicate(jax.random.key(seed), self.mesh)
-        state = self._start(params, key, ids_BS, segments_BS, asked, length=length)
-        found = NBest(
-            tokens_BNT=np.full((B, n, length), self.options.end_id, np.int32),
-            lengths_BN=np.zeros((B, n), np.int32),
-            log_probs_BN=np.full((B, n), -np.inf, np.float32),
-            scores_BN=np.full((B, n), -np.inf, np.float32),
-            token_log_probs_BNT=np.zeros((B, n, length), np.float32),
-            finished_BN=np.zeros((B, n), bool),
-        )
+        with self._measure("encode"):
+            state = self._start(params, key, ids_BS, segments_BS, asked, length=length)
+            if self.stopwatch is not None:
+                jax.block_until_ready(state)
+        with self._measure("decode"):
+            return self._search(params, state, B, n, length, sizes)
+
+    def _measure(self, name: str) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self.stopwatch is None else self.stopwatch.measure(name)
+
+    def _search(self, params: Any, state: BeamState, B: int, n: int, length: int, sizes: list[int]) -> NBest:
+        """Chunks of steps until all B sentences are finished."""
+        empty: dict[str, Any] = {
+            "tokens_BNT": np.full((B, n, length), self.options.end_id, np.int32),
+            "lengths_BN": np.zeros((B, n), np.int32),
+            "log_probs_BN": np.full((B, n), -np.inf, np.float32),
+            "scores_BN": np.full((B, n), -np.inf, np.float32),
+            "token_log_probs_BNT": np.zeros((B, n, length), np.float32),
+            "finished_BN": np.zeros((B, n), bool),
+        }
+        found = NBest(**empty)
         n_steps = jnp.asarray(CHUNK)
         there = np.arange(B)  # which sentence of the batch each row holds; -1: none
         for _ in range(0, length, CHUNK):

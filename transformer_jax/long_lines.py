@@ -16,7 +16,7 @@ def split_line(line: str, limit: int, measure: Measure, language: str | None) ->
     between words, and a word between letters."""
     if measure(line) <= limit:
         return [line]
-    from sentencex import segment
+    from sentencex import segment  # pyright: ignore[reportAttributeAccessIssue] - a compiled module
 
     tag = match.group().strip() + " " if (match := _TAG.match(line)) else ""
     body = line[match.end() :] if match else line

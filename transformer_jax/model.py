@@ -22,8 +22,8 @@ from transformer_jax.layers import (
     residual,
 )
 
-KeysValues = tuple[Float[Array, "B H S K"], Float[Array, "B H S K"]]
-"""Keys and values of the encoder output."""
+KeysValues = tuple[Float[Array, "sentences H S K"], Float[Array, "sentences H S K"]]
+"""Keys and values of the encoder output. Target rows (B) may be more than sentences: beams, side by side."""
 TargetKeysValues = tuple[Float[Array, "B H length K"], Float[Array, "B H length K"]]
 """Keys and values of the target tokens, or of those so far with room for the next ones."""
 
@@ -93,7 +93,7 @@ class DecoderLayer(nn.Module):
         x_BTD: Float[Array, "B T D"],
         self_mask: Bool[Array, "#B 1 T length"],
         memory: KeysValues,
-        memory_mask: Bool[Array, "B 1 #T S"],
+        memory_mask: Bool[Array, "sentences 1 #T S"],
         *,
         past: TargetKeysValues | None = None,
         step: Int[Array, ""] | int = 0,
@@ -183,7 +183,7 @@ class Decoder(nn.Module):
         positions_BT: Int[Array, "#B T"],
         self_mask: Bool[Array, "#B 1 T length"],
         memory: tuple[KeysValues, ...],
-        memory_mask: Bool[Array, "B 1 #T S"],
+        memory_mask: Bool[Array, "sentences 1 #T S"],
         *,
         past: tuple[TargetKeysValues, ...] | None = None,
         step: Int[Array, ""] | int = 0,

@@ -6,7 +6,7 @@ config.json, generation_config.json and model.safetensors; the tokenizer's files
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ class LoadedModel:
     account: Account
     suppressed: tuple[int, ...] = ()
     """Ids that it must never generate."""
+    search: dict[str, Any] = field(default_factory=dict)
+    """Fields of DecodeConfig that its source sets."""
 
 
 def save_model(folder: Path, config: ModelConfig, params: Params, suppressed: tuple[int, ...] = ()) -> None:
@@ -53,19 +55,34 @@ def load_model(folder: Path) -> LoadedModel:
         params, account = from_tensors(config, tensors)
     except UserError as error:
         raise UserError(f"{folder}: {error}") from error
-    return LoadedModel(config, params, account, _suppressed(folder, config))
+    described = _generation_config(folder)
+    return LoadedModel(config, params, account, _suppressed(described, folder, config), _search(described, folder))
 
 
-def _suppressed(folder: Path, config: ModelConfig) -> tuple[int, ...]:
-    """bad_words_ids of one token each; those of several are not a matter of single ids, and Marian has none."""
+def _generation_config(folder: Path) -> dict[str, Any]:
     path = folder / "generation_config.json"
-    if not path.is_file():
-        path = folder / "config.json"  # where it stood until 2022
-    words: Any = read_json(path).get("bad_words_ids") or []
+    return read_json(path if path.is_file() else folder / "config.json")  # where it stood until 2022
+
+
+def _suppressed(described: dict[str, Any], folder: Path, config: ModelConfig) -> tuple[int, ...]:
+    """bad_words_ids of one token each; those of several are not a matter of single ids, and Marian has none."""
+    words: Any = described.get("bad_words_ids") or []
     if not isinstance(words, list) or not all(isinstance(word, list) and word for word in words):
-        raise UserError(f"{path}: bad_words_ids is not a list of lists of ids.")
+        raise UserError(f"{folder}: bad_words_ids is not a list of lists of ids.")
     ids = {word[0] for word in words if len(word) == 1 and isinstance(word[0], int)}
     return tuple(sorted(ids - {config.pad_id, config.start_id, config.end_id}))
+
+
+def _search(described: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Beam and length penalty of transformers' generation, where they are set."""
+    search: dict[str, Any] = {}
+    for theirs, ours, kinds in (("num_beams", "beam_size", int), ("length_penalty", "length_penalty", int | float)):
+        value = described.get(theirs)
+        if value is not None:
+            if not isinstance(value, kinds):
+                raise UserError(f"{folder}: {theirs} is {value!r}; it must be a number.")
+            search[ours] = value
+    return search
 
 
 def _json(content: dict[str, Any]) -> str:

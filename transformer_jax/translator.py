@@ -23,6 +23,7 @@ from transformer_jax.pretrained import load_pretrained
 from transformer_jax.sampling import Sampling
 from transformer_jax.search_rules import SearchOptions
 from transformer_jax.sharding import data_mesh, replicate, shard_rows, to_host
+from transformer_jax.stopwatch import Stopwatch
 from transformer_jax.tokenizer import CharacterTokenizer, Tokenizer
 
 log = logging.getLogger("transformer_jax")
@@ -85,6 +86,7 @@ class Translator:
         config: DecodeConfig | None = None,
         mesh: Mesh | None = None,
         suppressed: tuple[int, ...] = (),
+        stopwatch: Stopwatch | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
@@ -92,6 +94,7 @@ class Translator:
         self.mesh = mesh or data_mesh()
         self.params = replicate(params, self.mesh)
         self.suppressed = suppressed
+        self.stopwatch = stopwatch
         self._decoders: dict[SearchOptions, BatchDecoder] = {}
         self._scorer = Scorer(model, self.mesh)
 
@@ -104,13 +107,17 @@ class Translator:
         positions: Positions | None = None,
         revision: str | None = None,
         mesh: Mesh | None = None,
+        stopwatch: Stopwatch | None = None,
     ) -> Translator:
         """Loads a model folder, the model of a run folder, a native Marian folder or .npz, or a model of the hub.
 
-        See `transformer_jax.pretrained.load_pretrained` for `positions` and `revision`.
+        Without `config` the search is the model's own: the beam and the length rule of its generation_config.json or
+        decoder.yml. See `transformer_jax.pretrained.load_pretrained` for `positions` and `revision`.
         """
         model = load_pretrained(path, positions=positions, revision=revision)
-        return cls(Transformer(model.config), model.params, model.tokenizer, config, mesh, model.suppressed)
+        config = config or DecodeConfig(**model.search)
+        transformer = Transformer(model.config)
+        return cls(transformer, model.params, model.tokenizer, config, mesh, model.suppressed, stopwatch)
 
     def with_params(self, params: Any) -> Translator:
         """The same translator, with its compiled programs, on other parameters (already on the mesh)."""
@@ -232,7 +239,7 @@ class Translator:
             sampling=Sampling(config.temperature, config.top_k, config.top_p) if config.sample else None,
         )
         if options not in self._decoders:
-            self._decoders[options] = BatchDecoder(self.model, self.mesh, options)
+            self._decoders[options] = BatchDecoder(self.model, self.mesh, options, self.stopwatch)
         return self._decoders[options]
 
     def _limit(self, source_length: int, config: DecodeConfig) -> int:

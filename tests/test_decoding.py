@@ -1,0 +1,215 @@
+"""Decoding in chunks: sentences leave the batch, beams share their source, and no result depends on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from transformer_jax import decoding
+from transformer_jax.config import DecodeConfig, ModelConfig
+from transformer_jax.decoding import BatchDecoder, row_sizes, step_function
+from transformer_jax.errors import UserError
+from transformer_jax.model import Transformer
+from transformer_jax.search import beam_search
+from transformer_jax.search_rules import SearchOptions
+from transformer_jax.sharding import data_mesh, replicate, shard_rows
+from transformer_jax.tokenizer import CharacterTokenizer
+from transformer_jax.translator import Hypothesis, Translator
+
+pytestmark = pytest.mark.usefixtures("fast_compilation")
+
+TOKENIZER = CharacterTokenizer(tuple("abcdefgh 0123456789"))
+CONFIG = ModelConfig(
+    vocab_size=TOKENIZER.vocab_size,
+    d_model=16,
+    n_heads=2,
+    d_ff=32,
+    n_encoder_layers=1,
+    n_decoder_layers=2,
+    max_length=40,
+    logits_bias=True,
+)
+MODEL = Transformer(CONFIG)
+LENGTH = 30
+LIMITS = (30, 4, 30, 9, 17, 30, 6, 22)
+LINES = ["abc", "a", "fade 12", "h" * 7, "0123456", "bead", "a b c d", "9"]
+
+
+def random_params(seed: int = 4) -> Any:
+    """Large weights, and an end token that makes outputs end at all kinds of lengths."""
+    rng = np.random.default_rng(seed)
+    ids = jnp.ones((1, 1), jnp.int32)
+    shapes = jax.eval_shape(MODEL.init, jax.random.key(0), ids, ids)["params"]
+
+    def draw(path: Any, shape: Any) -> np.ndarray:
+        centre = 1.0 if jax.tree_util.keystr(path).endswith("['scale']") else 0.0
+        return (centre + 0.5 * rng.normal(size=shape.shape)).astype(np.float32)
+
+    params = jax.tree_util.tree_map_with_path(draw, shapes)
+    params["logits_bias"][CONFIG.end_id] = 1.0
+    return params
+
+
+PARAMS = random_params()
+OPTIONS = SearchOptions(end_id=CONFIG.end_id, beam_size=3, n_best=2, suppressed=(0, 1))
+
+
+def batch() -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+    ids = np.zeros((len(LINES), 8), np.int32)
+    for row, line in enumerate(LINES):
+        encoded = TOKENIZER.encode_source(line)
+        ids[row, : len(encoded)] = encoded
+    return ids, (ids != 0).astype(np.int32), {"limits_B": np.array(LIMITS, np.int32)}
+
+
+@pytest.fixture(scope="module")
+def golden() -> Any:
+    """The whole search in one program, with the sources' keys and values repeated for every beam by hand."""
+    ids, segments, asked = jax.tree.map(jnp.asarray, batch())
+    W = OPTIONS.beam_size
+
+    @jax.jit
+    def search(params: Any) -> Any:
+        memory = MODEL.apply({"params": params}, ids, segments, method="encode")
+        repeated = jnp.repeat(memory, W, axis=0)
+        of_rows = jnp.repeat(jnp.asarray(segments), W, axis=0)
+        state = MODEL.apply({"params": params}, repeated, of_rows, LENGTH, method="start_decoding")
+        reorder = lambda state, rows: jax.tree.map(lambda x: x[rows] if x.ndim else x, state)  # noqa: E731
+        start = jnp.full(len(ids), CONFIG.start_id)
+        limits = jnp.asarray(asked["limits_B"])
+        return beam_search(step_function(MODEL, params), reorder, state, start, limits, OPTIONS, length=LENGTH)
+
+    return jax.device_get(search(jax.device_put(PARAMS)))
+
+
+DECODERS: dict[int, BatchDecoder] = {}  # by the number of devices: the tests share compiled programs
+
+
+def decode(n_devices: int, sizes: list[int]) -> Any:
+    mesh = data_mesh(n_devices)
+    decoder = DECODERS.setdefault(n_devices, BatchDecoder(MODEL, mesh, OPTIONS))
+    arrays = shard_rows(batch(), mesh)
+    return decoder.decode(replicate(PARAMS, mesh), *arrays, length=LENGTH, sizes=sizes)
+
+
+def assert_same(found: Any, golden: Any) -> None:
+    np.testing.assert_array_equal(found.lengths_BN, golden.lengths_BN)
+    np.testing.assert_array_equal(found.tokens_BNT, golden.tokens_BNT)
+    np.testing.assert_allclose(found.scores_BN, golden.scores_BN, atol=1e-5)
+    np.testing.assert_allclose(found.token_log_probs_BNT, golden.token_log_probs_BNT, atol=1e-5)
+    np.testing.assert_array_equal(found.finished_BN, golden.finished_BN)
+
+
+def test_outputs_end_at_different_lengths(golden: Any) -> None:
+    """Without this, no sentence would ever leave a batch in these tests."""
+    assert len(set(golden.lengths_BN[:, 0].tolist())) >= 4
+    assert golden.lengths_BN.max() == LENGTH
+    assert golden.lengths_BN[:, 0].min() < 8
+
+
+@pytest.mark.parametrize("chunk", [2, 7, LENGTH])
+def test_sentences_that_leave_the_batch_change_nothing(
+    chunk: int, golden: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoding, "CHUNK", chunk)
+    assert_same(decode(1, sizes=[1, 2, 4, 8]), golden)
+
+
+def test_sentences_move_between_devices_when_others_leave(golden: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding, "CHUNK", 3)
+    assert_same(decode(2, sizes=[2, 4, 8]), golden)
+
+
+def test_programs_do_not_depend_on_the_length_of_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    decode(1, sizes=[8])
+    before = DECODERS[1].n_programs()
+    monkeypatch.setattr(decoding, "CHUNK", 5)
+    decode(1, sizes=[8])
+    assert DECODERS[1].n_programs() == before
+
+
+def test_row_sizes_shrink_by_quarters_and_serve_every_device() -> None:
+    assert row_sizes(64, 1) == [1, 4, 16, 64]
+    assert row_sizes(64, 8) == [8, 16, 64]
+    assert row_sizes(1, 8) == [8]
+    assert row_sizes(10, 1) == [1, 3, 10]
+
+
+# --- through the translator -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def translator() -> Translator:
+    config = DecodeConfig(beam_size=3, extra_length=10, batch_tokens=128)
+    return Translator(MODEL, PARAMS, TOKENIZER, config, data_mesh(1))
+
+
+def test_n_best_lists_are_best_first_and_begin_with_the_translation(translator: Translator) -> None:
+    for translation in translator.translate(LINES, n_best=3):
+        assert len(translation.n_best) == 3
+        scores = [h.score for h in translation.n_best]
+        assert scores == sorted(scores, reverse=True)
+        assert len({h.tokens for h in translation.n_best}) == 3
+        assert translation.tokens == translation.n_best[0].tokens
+        assert isinstance(translation.n_best[0], Hypothesis)
+
+
+def test_returned_scores_are_those_of_scoring_the_same_tokens(translator: Translator) -> None:
+    sources = [TOKENIZER.encode_source(line) for line in LINES]
+    for line, source in zip(translator.translate(LINES, n_best=3), sources, strict=True):
+        scored = translator.score_tokens([(source, h.tokens) for h in line.n_best])
+        for hypothesis, score in zip(line.n_best, scored, strict=True):
+            assert hypothesis.log_prob == pytest.approx(score.log_prob, abs=1e-4)
+            np.testing.assert_allclose(hypothesis.token_scores, score.token_log_probs, atol=1e-4)
+            assert hypothesis.score == pytest.approx(score.log_prob / len(hypothesis.tokens), abs=1e-4)
+
+
+def test_score_takes_text_and_adds_the_end_token(translator: Translator) -> None:
+    (score,) = translator.score(["abc"], ["fade"])
+    (golden,) = translator.score_tokens([(TOKENIZER.encode_source("abc"), TOKENIZER.encode_target("fade"))])
+    assert len(score.token_log_probs) == 5
+    assert score == golden
+    with pytest.raises(UserError, match="1 sources but 2 targets"):
+        translator.score(["a"], ["b", "c"])
+
+
+def test_translations_begin_with_their_prefix(translator: Translator) -> None:
+    free = translator.translate(LINES)
+    given = translator.translate(LINES, prefixes="ge")
+    assert all(t.text.startswith("ge") for t in given)
+    assert not all(t.text.startswith("ge") for t in free)
+    each = translator.translate(LINES, prefixes=[f"{i}" for i in range(len(LINES))])
+    assert [t.text[0] for t in each] == [f"{i}" for i in range(len(LINES))]
+    with pytest.raises(UserError, match="1 prefixes for more lines"):
+        translator.translate(LINES, prefixes=["a"])
+
+
+def test_minimum_and_maximum_lengths_are_kept(translator: Translator) -> None:
+    assert all(len(t.tokens) >= 9 for t in translator.translate(LINES, min_length=9))
+    for line, translation in zip(LINES, translator.translate(LINES, extra_length=2), strict=True):
+        assert len(translation.tokens) <= len(line) + 1 + 2
+    for line, translation in zip(LINES, translator.translate(LINES, max_length_factor=1.5), strict=True):
+        assert len(translation.tokens) <= int(np.ceil((len(line) + 1) * 1.5))
+
+
+def test_samples_follow_from_the_seed_and_the_line_alone(translator: Translator) -> None:
+    draw = {"sample": True, "beam_size": 1, "extra_length": 10}
+    once = [t.tokens for t in translator.translate(LINES, **draw)]
+    assert [t.tokens for t in translator.translate(LINES, **draw)] == once
+    assert [t.tokens for t in translator.translate(LINES, seed=1, **draw)] != once
+    (alone,) = translator.translate(LINES[3:4], first_line=4, **draw)
+    assert alone.tokens == once[3]
+    assert len({t.tokens for t in translator.translate(["abc"] * 6, **draw)}) > 1
+
+
+def test_options_that_contradict_each_other_are_told(translator: Translator) -> None:
+    with pytest.raises(UserError, match="n_best is 4, but beam_size is 3"):
+        translator.translate(["a"], n_best=4)
+    with pytest.raises(UserError, match="Sampling follows one hypothesis"):
+        translator.translate(["a"], sample=True)
+    with pytest.raises(UserError, match="word_penalty belongs"):
+        translator.translate(["a"], word_penalty=0.5)

@@ -1,0 +1,93 @@
+"""Options that commands of `transformer-jax` share: which model, and how to search."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from transformer_jax.errors import UserError
+
+MODEL_HELP = "a model folder, a run folder, a native Marian folder or .npz, or a name on the Hugging Face hub"
+
+
+def add_model(parser: argparse.ArgumentParser, metavar: str | None = None) -> None:
+    parser.add_argument("model", metavar=metavar, help=MODEL_HELP)
+    parser.add_argument(
+        "--positions",
+        choices=("sin_then_cos", "marian"),
+        help="read the weights with this table: marian is what OPUS-MT models were trained with",
+    )
+    parser.add_argument("--revision", help="branch, tag or commit of a model of the hub")
+
+
+def add_running(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--batch-tokens", type=int, help="source slots that are translated together (2048)")
+    parser.add_argument("--devices", type=int, help="devices to use (all)")
+
+
+def add_search(parser: argparse.ArgumentParser) -> None:
+    """Fields of DecodeConfig; what is left out is as the model says, or DecodeConfig's default."""
+    group = parser.add_argument_group("search", "left out: as the model's own files say, else as in parentheses")
+    group.add_argument("--beam-size", type=int, help="hypotheses followed at once; 1: greedy (4)")
+    group.add_argument("--n-best", type=int, help="hypotheses given for each line (1)")
+    group.add_argument("--length-rule", choices=("hf", "gnmt", "marian"), help="how lengths compare (hf)")
+    group.add_argument("--length-penalty", type=float, help="above 0 long outputs gain (1.0)")
+    group.add_argument("--early-stopping", choices=("best", "first", "never"), help="when a search ends (best)")
+    group.add_argument("--word-penalty", type=float, help="of rule marian, per token (0)")
+    group.add_argument("--no-repeat-ngram-size", type=int, help="no n tokens in a row twice (0: they may)")
+    group.add_argument("--repetition-penalty", type=float, help="above 1 tokens come again less (1)")
+    group.add_argument("--min-length", type=int, help="tokens at least, the end token included (0)")
+    group.add_argument("--extra-length", type=_length, help="tokens more than the source at most, or none (50)")
+    group.add_argument("--max-length-factor", type=float, help="times the source's tokens at most (no limit)")
+    group.add_argument("--sample", action="store_true", default=None, help="draw tokens at random instead")
+    group.add_argument("--temperature", type=float, help="of the drawing (1)")
+    group.add_argument("--top-k", type=int, help="draw from the k likeliest (0: all)")
+    group.add_argument("--top-p", type=float, help="draw from the likeliest that reach this probability (1)")
+    group.add_argument("--seed", type=int, help="of the drawing (0)")
+    group.add_argument("--long-lines", choices=("split", "cut"), help="lines beyond the model's limit (split)")
+
+
+def _length(text: str) -> int | str:
+    return "none" if text == "none" else int(text)
+
+
+def search_changes(options: argparse.Namespace) -> dict[str, Any]:
+    """The fields of DecodeConfig that the command line sets."""
+    from transformer_jax.config import DecodeConfig
+
+    names = {field.name for field in dataclasses.fields(DecodeConfig)}
+    changes = {k: v for k, v in vars(options).items() if k in names and v is not None}
+    if changes.get("extra_length") == "none":
+        changes["extra_length"] = None
+    if changes.get("sample"):
+        changes = {"beam_size": 1, "n_best": 1} | changes
+    if "n_best" in changes and "beam_size" not in changes and changes["n_best"] > 4:
+        changes["beam_size"] = changes["n_best"]
+    return changes
+
+
+def load_translator(options: argparse.Namespace, stopwatch: Any = None) -> Any:
+    """The translator that the command line asks for."""
+    from transformer_jax.config import DecodeConfig
+    from transformer_jax.model import Transformer
+    from transformer_jax.pretrained import load_pretrained
+    from transformer_jax.sharding import data_mesh, use_compilation_cache
+    from transformer_jax.translator import Translator
+
+    use_compilation_cache()
+    mesh = data_mesh(options.devices)
+    changes = search_changes(options)
+    beam: dict[str, Any] = {"beam_size": 4}
+    DecodeConfig(**(beam | changes))  # a mistake is told before the model is loaded
+    model = load_pretrained(options.model, positions=options.positions, revision=options.revision)
+    config = DecodeConfig(**(beam | model.search | changes))
+    transformer = Transformer(model.config)
+    return Translator(transformer, model.params, model.tokenizer, config, mesh, model.suppressed, stopwatch)
+
+
+def check_input(*paths: Path | None) -> None:
+    for path in paths:
+        if path is not None and (path.is_dir() or not path.exists()):
+            raise UserError(f"There is no file {path}.")
