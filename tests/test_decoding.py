@@ -1,4 +1,4 @@
-"""Decoding in chunks: sentences leave the batch, beams share their source, and no result depends on it."""
+"""Decoding: sentences move to smaller shapes, beams share their source, and no result depends on it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer_jax import decoding
 from transformer_jax.config import DecodeConfig, ModelConfig
 from transformer_jax.decoding import BatchDecoder, row_sizes, step_function
 from transformer_jax.errors import UserError
@@ -89,11 +88,11 @@ def golden() -> Any:
 DECODERS: dict[int, BatchDecoder] = {}  # by the number of devices: the tests share compiled programs
 
 
-def decode(n_devices: int, sizes: list[int]) -> Any:
+def decode(n_devices: int, few_rows: int) -> Any:
     mesh = data_mesh(n_devices)
     decoder = DECODERS.setdefault(n_devices, BatchDecoder(MODEL, mesh, OPTIONS))
     arrays = shard_rows(batch(), mesh)
-    return decoder.decode(replicate(PARAMS, mesh), *arrays, length=LENGTH, sizes=sizes)
+    return decoder.decode(replicate(PARAMS, mesh), *arrays, length=LENGTH, few_rows=few_rows)
 
 
 def assert_same(found: Any, golden: Any) -> None:
@@ -111,32 +110,30 @@ def test_outputs_end_at_different_lengths(golden: Any) -> None:
     assert golden.lengths_BN[:, 0].min() < 8
 
 
-@pytest.mark.parametrize("chunk", [2, 7, LENGTH])
-def test_sentences_that_leave_the_batch_change_nothing(
-    chunk: int, golden: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(decoding, "CHUNK", chunk)
-    assert_same(decode(1, sizes=[1, 2, 4, 8]), golden)
+@pytest.mark.parametrize("few_rows", [2, 5, 8])
+def test_sentences_that_are_left_may_move_to_a_smaller_shape(few_rows: int, golden: Any) -> None:
+    assert_same(decode(1, few_rows), golden)
 
 
-def test_sentences_move_between_devices_when_others_leave(golden: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoding, "CHUNK", 3)
-    assert_same(decode(2, sizes=[2, 4, 8]), golden)
+@pytest.mark.parametrize("few_rows", [2, 4])
+def test_sentences_move_between_devices_when_few_are_left(few_rows: int, golden: Any) -> None:
+    """Rows 0 and 2 and 5 are the last, all on the first device of two until they move."""
+    assert_same(decode(2, few_rows), golden)
 
 
-def test_programs_do_not_depend_on_the_length_of_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    decode(1, sizes=[8])
-    before = DECODERS[1].n_programs()
-    monkeypatch.setattr(decoding, "CHUNK", 5)
-    decode(1, sizes=[8])
-    assert DECODERS[1].n_programs() == before
+def test_there_are_two_programs_for_a_shape() -> None:
+    decoder = BatchDecoder(MODEL, data_mesh(1), OPTIONS)
+    DECODERS[1] = decoder
+    for _ in range(2):
+        decode(1, 2)
+    assert decoder.n_programs() == 2
 
 
-def test_row_sizes_shrink_by_quarters_and_serve_every_device() -> None:
-    assert row_sizes(64, 1) == [1, 4, 16, 64]
-    assert row_sizes(64, 8) == [8, 16, 64]
-    assert row_sizes(1, 8) == [8]
-    assert row_sizes(10, 1) == [1, 3, 10]
+def test_few_rows_are_a_quarter_and_serve_every_device() -> None:
+    assert row_sizes(64, 1) == (64, 16)
+    assert row_sizes(64, 8) == (64, 16)
+    assert row_sizes(10, 8) == (16, 8)
+    assert row_sizes(1, 8) == (8, 8)
 
 
 # --- through the translator -----------------------------------------------------------------------------------

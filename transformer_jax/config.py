@@ -298,6 +298,8 @@ class DecodeConfig:
     """A translation ends at the source's length plus this, in tokens (§6.1); None: at the model's limit."""
     max_length_factor: float | None = None
     """And at the source's length times this, as in Marian (3 there)."""
+    max_length: int | None = None
+    """And at so many tokens, the end token included."""
     sample: bool = False
     """Draw each token at random instead of searching."""
     temperature: float = 1.0
@@ -324,8 +326,9 @@ class DecodeConfig:
         )
         _not_below(self, 1, "batch_tokens", "beam_size", "n_best")
         _not_below(self, 0, "min_length", "no_repeat_ngram_size", "seed", "top_k")
-        if self.extra_length is not None:
-            _not_below(self, 0, "extra_length")
+        for name in ("extra_length", "max_length"):
+            if getattr(self, name) is not None:
+                _not_below(self, 0, name)
         _check(
             self.max_length_factor is None or self.max_length_factor > 0,
             f"max_length_factor is {self.max_length_factor}; it must be above 0.",

@@ -40,7 +40,7 @@ def convert(
             "train on sub-words to hand a model on."
         )
     config, params = model.config, model.params
-    part = folder.with_name(f".{folder.name}.part")
+    part = folder.resolve().with_name(f".{folder.resolve().name}.part")
     shutil.rmtree(part, ignore_errors=True)
     try:
         if to == "hf":
@@ -48,12 +48,16 @@ def convert(
             model.save(part)
         else:
             config, params = hf_marian.without_start_row(config, params)
-            _refuse("Native Marian", native_marian.obstacles(config), config.positions, "sin_then_cos", "marian")
+            reasons = native_marian.obstacles(config)
+            if config.norm == "pre":
+                reasons.append("norm pre (Marian's decoder normalises its keys and values only when it scores)")
+            _refuse("Native Marian", reasons, config.positions, "sin_then_cos", "marian")
             save_native(part, config, params, tokenizer)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        if folder.is_dir():
-            folder.rmdir()
-        part.rename(folder)
+        if folder.is_dir():  # an empty one, which may be where somebody stands
+            for path in part.iterdir():
+                path.rename(folder / path.name)
+        else:
+            part.rename(folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return model

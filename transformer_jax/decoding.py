@@ -1,7 +1,7 @@
 """The Transformer as a step function for `search`, in a few programs of static shapes.
 
-A batch is decoded in chunks of steps. Between chunks the sentences that are finished leave: the others move together
-into the next smaller shape, so that one long line does not hold sixty-three short ones. Cross-attention's keys and
+When few sentences of a batch are left, they move together into a smaller shape, so that one long line does not hold
+sixty-three short ones: two programs for each length of source, whatever the text. Cross-attention's keys and
 values are computed once a sentence and shared by its beams; only those of self-attention follow the beams.
 """
 
@@ -25,9 +25,9 @@ from transformer_jax.search import (
     BeamState,
     Hypotheses,
     NBest,
-    advance,
+    Sentences,
+    advance_until,
     beam_rows,
-    finished,
     greedy,
     hypotheses,
     start_beams,
@@ -37,10 +37,8 @@ from transformer_jax.search_rules import SearchOptions
 from transformer_jax.sharding import DATA, replicate, to_host
 from transformer_jax.stopwatch import Stopwatch
 
-CHUNK = 16
-"""Steps between two looks at which sentences are finished."""
 SHRINK = 4
-"""The next smaller shape has this many times fewer rows: each shape is a program to compile."""
+"""When so many times fewer sentences are left, they move together into a shape with so many times fewer rows."""
 
 
 def never_generated(config: ModelConfig, suppressed: tuple[int, ...] = ()) -> tuple[int, ...]:
@@ -49,19 +47,17 @@ def never_generated(config: ModelConfig, suppressed: tuple[int, ...] = ()) -> tu
     return tuple(sorted(i for i in never if i < config.vocab_size))
 
 
-def row_sizes(full: int, n_devices: int) -> list[int]:
-    """Static numbers of sentences in a batch, smallest first: `full` and ever smaller ones, each for all devices."""
-    sizes = {-(-full // n_devices) * n_devices}
-    while full > 1:
-        full = -(-full // SHRINK)
-        sizes.add(-(-full // n_devices) * n_devices)
-    return sorted(sizes)
+def row_sizes(full: int, n_devices: int) -> tuple[int, int]:
+    """Rows of a full batch, and of the smaller one that is for what is left of it or for few sentences."""
+    full_rows, few_rows = (-(-n // n_devices) * n_devices for n in (full, -(-full // SHRINK)))
+    return full_rows, few_rows
 
 
 class BatchDecoder:
     """The compiled programs of one model and one set of search options.
 
-    Each device decodes its own sentences. A program is compiled once per shape: rows, source length, room for tokens.
+    Each device decodes its own sentences; all go on until few are left in the whole batch. A program is compiled once
+    per shape: rows, source length, room for tokens.
     """
 
     def __init__(
@@ -80,37 +76,37 @@ class BatchDecoder:
             # check_vma: a search starts from constants, alike everywhere, and goes on with rows that differ.
             return jax.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
+        def run(params: Any, state: BeamState, few: Array) -> BeamState:
+            def total(count: Array) -> Array:
+                return jax.lax.psum(count, DATA)
+
+            step = step_function(model, params)
+            return advance_until(step, reorder_beams, state, options, few, total)
+
         @functools.partial(jax.jit, static_argnames="length")
-        def start(params: Any, key: Array, ids_BS: Array, segments_BS: Array, asked: Any, length: int) -> BeamState:
-            begin = functools.partial(start_search, model, options, length=length)
-            specs = (everywhere, everywhere, rows, rows, rows)
-            return on_devices(begin, specs, beams)(params, key, ids_BS, segments_BS, asked)
+        def start(params: Any, key: Array, few: Array, ids_BS: Array, segments_BS: Array, asked: Any, length: int):
+            """The search of a batch until `few` sentences are left."""
 
-        @functools.partial(jax.jit, donate_argnums=1)
-        def go_on(params: Any, state: BeamState, n_steps: Array) -> tuple[BeamState, Array]:
-            def run(params: Any, state: BeamState, n_steps: Array) -> tuple[BeamState, Array]:
-                step = step_function(model, params)
-                state = advance(step, reorder_beams, state, options, n_steps)
-                # A device whose sentences are all finished has stopped early; another may take its place.
-                state = state._replace(decoder=dataclasses.replace(state.decoder, step=state.t))
-                return state, finished(state)
+            def begin(params: Any, key: Array, few: Array, *batch: Any) -> BeamState:
+                return run(params, start_search(model, options, params, key, *batch, length=length), few)
 
-            return on_devices(run, (everywhere, beams, everywhere), (beams, rows))(params, state, n_steps)
+            specs = (everywhere, everywhere, everywhere, rows, rows, rows)
+            return on_devices(begin, specs, beams)(params, key, few, ids_BS, segments_BS, asked)
 
         @jax.jit
-        def keep(state: BeamState, index_X: Array) -> BeamState:
+        def finish(params: Any, state: BeamState, index_X: Array) -> BeamState:
+            """The rest of the search, for the sentences that are left."""
             take = functools.partial(take_decoder, beam_size=options.beam_size)
+            state = take_sentences(state, index_X, take)
             # The specs of a BeamState are a prefix of its tree: the counters alike, the rest by sentence.
-            return jax.lax.with_sharding_constraint(
-                take_sentences(state, index_X, take), _like(self._beams_sharding, state)
-            )
+            state = jax.lax.with_sharding_constraint(state, _like(self._beams_sharding, state))
+            return on_devices(run, (everywhere, beams, everywhere), beams)(params, state, jnp.asarray(0))
 
-        self._start, self._go_on, self._keep = start, go_on, keep
-        self._read = jax.jit(functools.partial(hypotheses, n=options.n_best))
+        self._start, self._finish = start, finish
 
     def n_programs(self) -> int:
         """How many programs have been compiled."""
-        functions: tuple[Any, ...] = (self._start, self._go_on, self._keep, self._read)
+        functions: tuple[Any, ...] = (self._start, self._finish)
         return sum(function._cache_size() for function in functions)
 
     def decode(
@@ -120,56 +116,34 @@ class BatchDecoder:
         segments_BS: Int[Array, "B S"],
         asked: dict[str, Array],
         length: int,
-        sizes: list[int],
+        few_rows: int,
         seed: int = 0,
     ) -> NBest:
         """Outputs of a batch, on the host. `asked` are the arguments of `search.start_beams` that go by sentence, at
-        least limits_B; `sizes` the numbers of rows that the batch may shrink to; `seed` is for sampling."""
+        least limits_B; the batch shrinks to `few_rows` when so few are left (B: never); `seed` is for sampling."""
         B, n = len(ids_BS), self.options.n_best
-        key = replicate(jax.random.key(seed), self.mesh)
-        with self._measure("encode"):
-            state = self._start(params, key, ids_BS, segments_BS, asked, length=length)
-            if self.stopwatch is not None:
-                jax.block_until_ready(state)
+        key, few = replicate((jax.random.key(seed), np.asarray(few_rows if few_rows < B else 0)), self.mesh)
         with self._measure("decode"):
-            return self._search(params, state, B, n, length, sizes)
+            state = self._start(params, key, few, ids_BS, segments_BS, asked, length=length)
+            sentences = to_host(state.sentences)
+            found = _n_best(sentences, n)
+            left = np.flatnonzero(np.any(np.asarray(sentences.sums_BW) > -np.inf, axis=1))
+            if len(left):
+                index = np.full(few_rows, -1, np.int32)
+                index[: len(left)] = left
+                state = self._finish(params, state, replicate(index, self.mesh))
+                for whole, part in zip(found, _n_best(to_host(state.sentences), n), strict=True):
+                    np.asarray(whole)[left] = np.asarray(part)[: len(left)]
+        return found
 
     def _measure(self, name: str) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if self.stopwatch is None else self.stopwatch.measure(name)
 
-    def _search(self, params: Any, state: BeamState, B: int, n: int, length: int, sizes: list[int]) -> NBest:
-        """Chunks of steps until all B sentences are finished."""
-        empty: dict[str, Any] = {
-            "tokens_BNT": np.full((B, n, length), self.options.end_id, np.int32),
-            "lengths_BN": np.zeros((B, n), np.int32),
-            "log_probs_BN": np.full((B, n), -np.inf, np.float32),
-            "scores_BN": np.full((B, n), -np.inf, np.float32),
-            "token_log_probs_BNT": np.zeros((B, n, length), np.float32),
-            "finished_BN": np.zeros((B, n), bool),
-        }
-        found = NBest(**empty)
-        n_steps = jnp.asarray(CHUNK)
-        there = np.arange(B)  # which sentence of the batch each row holds; -1: none
-        for _ in range(0, length, CHUNK):
-            state, over = self._go_on(params, state, n_steps)
-            left = np.flatnonzero(~np.asarray(to_host(over)) & (there >= 0))
-            if not len(left):
-                break
-            size = min(s for s in sizes if s >= len(left))
-            if size < len(there):
-                self._collect(state, there, found)
-                index = np.full(size, -1, np.int32)
-                index[: len(left)] = left
-                there = np.where(index >= 0, there[index], -1)
-                state = self._keep(state, replicate(index, self.mesh))
-        self._collect(state, there, found)
-        return found
 
-    def _collect(self, state: BeamState, there: np.ndarray, found: NBest) -> None:
-        """Copies what the rows have so far into the result."""
-        rows = there >= 0
-        for whole, part in zip(found, to_host(self._read(state)), strict=True):
-            np.asarray(whole)[there[rows]] = np.asarray(part)[rows]
+def _n_best(sentences: Sentences, n: int) -> NBest:
+    """`search.hypotheses` of arrays on the host, to be written to."""
+    state = BeamState(t=np.asarray(0), decoder=None, sentences=sentences)  # type: ignore[arg-type]
+    return NBest(*(np.array(x) for x in hypotheses(state, n)))  # type: ignore[arg-type]
 
 
 def _like(prefix: BeamState, state: BeamState) -> BeamState:

@@ -17,15 +17,15 @@ from transformer_jax.files import write_whole
 from transformer_jax.model_folder import LoadedModel
 from transformer_jax.native_marian import load_npz, save_npz
 from transformer_jax.sentencepiece_training import vocabulary_of
-from transformer_jax.tokenizer import END, PAD, SentencePieceTokenizer
+from transformer_jax.tokenizer import END, PAD, UNKNOWN, SentencePieceTokenizer
 from transformer_jax.weight_table import Params
 
 DECODER, MODEL = "decoder.yml", "model.npz"
 
 
 def is_native(path: Path) -> bool:
-    """Whether a path is a native Marian model: an .npz, or a folder that holds one."""
-    return path.suffix in (".npz", ".bin") or (path.is_dir() and any(path.glob("*.npz")))
+    """Whether a path is a native Marian model: an .npz, or a folder that holds one, or the decoder.yml of one."""
+    return path.suffix in (".npz", ".bin") or (path / DECODER).is_file() or (path.is_dir() and any(path.glob("*.npz")))
 
 
 def load_native(path: Path) -> tuple[LoadedModel, SentencePieceTokenizer]:
@@ -34,7 +34,23 @@ def load_native(path: Path) -> tuple[LoadedModel, SentencePieceTokenizer]:
     named = _read_decoder_yml(folder)
     model = load_npz(_model_file(folder, named) if path.is_dir() else path)
     tokenizer = _load_tokenizer(folder, _named_files(folder, named, "vocabs"))
-    return replace(model, config=replace(model.config, end_id=tokenizer.end_id)), tokenizer
+    config = replace(model.config, end_id=tokenizer.end_id)
+    return replace(model, config=config, search=_search(named, folder)), tokenizer
+
+
+def _search(named: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """How decoder.yml has it translate, with Marian's own settings for what it leaves out."""
+    try:
+        return {
+            "length_rule": "marian",
+            "beam_size": int(named.get("beam-size", 12)),
+            "length_penalty": float(named.get("normalize", 0)),
+            "word_penalty": float(named.get("word-penalty", 0)),
+            "max_length_factor": float(named.get("max-length-factor", 3)),
+            "extra_length": None,
+        }
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{folder / DECODER}: an option of the search is not a number ({error}).") from error
 
 
 def _read_decoder_yml(folder: Path) -> dict[str, Any]:
@@ -74,6 +90,8 @@ def _model_file(folder: Path, named: dict[str, Any]) -> Path:
     if len(models) > 1:
         names = ", ".join(path.name for path in models)
         raise UserError(f"{folder} has {len(models)} models ({names}); name one of the files.")
+    if not models:
+        raise UserError(f"{folder} holds no .npz, and its {DECODER} names none; copy the whole folder.")
     if not models[0].is_file():
         raise UserError(f"{folder} lacks {models[0].name}, which its {DECODER} names; copy the whole folder.")
     return models[0]
@@ -111,8 +129,15 @@ def _vocabulary_files(folder: Path, vocabs: Sequence[Path]) -> tuple[Path, Path]
 
 def _vocabulary(path: Path) -> dict[str, int]:
     """The id of every piece; padding, which Marian does not have, gets the id one past the table."""
-    if path.suffix == ".spm":
-        return vocabulary_of(path)
+    table = vocabulary_of(path) if path.suffix == ".spm" else _read_table(path)
+    for token in (END, UNKNOWN):
+        if token not in table:
+            raise UserError(f"{path} has no {token}; a Marian vocabulary does.")
+    table.setdefault(PAD, len(table))
+    return table
+
+
+def _read_table(path: Path) -> dict[str, int]:
     if path.suffix not in (".yml", ".yaml", ".json"):
         raise UserError(f"{path} is a vocabulary of a kind that is not read; .spm and .yml are.")
     content = read_yaml(path)
@@ -122,10 +147,6 @@ def _vocabulary(path: Path) -> dict[str, int]:
         raise UserError(f"{path} is not a vocabulary: it must give every piece a number.") from error
     if sorted(table.values()) != list(range(len(table))):
         raise UserError(f"{path} is not a vocabulary: its ids do not run from 0 to {len(table) - 1}, each once.")
-    if PAD not in table:
-        table[PAD] = len(table)
-    if END not in table:
-        raise UserError(f"{path} has no {END}; a Marian vocabulary does.")
     return table
 
 

@@ -11,8 +11,6 @@ other. What this model does not have is refused by the option's name.
 from __future__ import annotations
 
 import dataclasses
-import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -121,12 +119,20 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
     if path.suffix == ".bin":
         raise UserError(f"{path} is a Marian binary model; give the .npz that it was made from.")
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
+        file = np.load(path, allow_pickle=False)
+        if not isinstance(file, np.lib.npyio.NpzFile):
+            raise ValueError("it is a single array")
+        with file:
+            arrays = {name: file[name] for name in file.files}
     except FileNotFoundError as error:
         raise UserError(f"There is no file {path}.") from error
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError, AttributeError, zlib.error) as error:
-        raise UserError(f"{path} is not a complete .npz file ({error}); copy it again.") from error
+    except Exception as error:  # a damaged file can make zipfile and numpy raise anything
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path} is not a complete .npz file ({reason}); copy it again.") from error
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):  # numpy hands on the bytes of what is no array
+            raise UserError(f"{path} is not a complete .npz file ({name} is no array); copy it again.")
+    return arrays
 
 
 def parse_options(text: np.ndarray | None) -> Options:

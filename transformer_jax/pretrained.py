@@ -31,6 +31,8 @@ class Pretrained:
     tokenizer: Tokenizer
     suppressed: tuple[int, ...]
     """Ids that it must never generate."""
+    search: dict[str, Any]
+    """Fields of DecodeConfig that its source sets."""
     account: Account
     """What became of the tensors that it was read from."""
     source: Path
@@ -57,7 +59,7 @@ def load_pretrained(name: str | Path, *, positions: Positions | None = None, rev
     if positions is not None:
         loaded = with_positions(loaded, positions)
     check_vocabulary(loaded.config, tokenizer)
-    return Pretrained(loaded.config, loaded.params, tokenizer, loaded.suppressed, loaded.account, path)
+    return Pretrained(loaded.config, loaded.params, tokenizer, loaded.suppressed, loaded.search, loaded.account, path)
 
 
 def find_model(name: str | Path, revision: str | None = None) -> Path:
@@ -83,22 +85,28 @@ def find_model(name: str | Path, revision: str | None = None) -> Path:
 def download(name: str, revision: str | None = None) -> Path:
     """A model of the Hugging Face hub, out of the local cache where it is there already."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
+    # The bases are the errors of the HTTP library, which is not the same one in all versions of huggingface_hub.
+    unreachable: Any = (*HfHubHTTPError.__bases__, OSError, ValueError)
     try:
         files = _files_of(name, revision)
         return Path(snapshot_download(name, revision=revision, allow_patterns=files))
+    except UserError:
+        raise
     except RepositoryNotFoundError as error:
         raise UserError(
             f"There is no folder {name}, and the hub has no model of this name (or it is private)."
         ) from error
-    except (LocalEntryNotFoundError, OSError, HfHubHTTPError, ValueError) as error:
+    except RevisionNotFoundError as error:
+        raise UserError(f"The hub's {name} has no revision {revision}; name a branch, tag or commit of it.") from error
+    except unreachable as error:
         cached = _cached(name, revision)
         if cached is not None:
             return cached
-        reason = str(error).split("\n")[0].rstrip(". ")
+        reason = " ".join(str(error).split()).rstrip(". ")
         raise UserError(
-            f"There is no folder {name}, and the hub cannot be reached for a model of this name ({reason}); "
+            f"There is no folder {name}, and the hub gives no model of this name ({reason}); "
             "go online, or name a folder."
         ) from error
 
@@ -109,12 +117,14 @@ def _files_of(name: str, revision: str | None) -> list[str]:
 
     from huggingface_hub import HfApi
 
-    files = HfApi().list_repo_files(name, revision=revision)
+    # One request, not tried again and again: without a network, the cached copy is used at once.
+    info = HfApi().model_info(name, revision=revision, timeout=30)
+    files = [file.rfilename for file in info.siblings or [] if "/" not in file.rfilename]
     chosen = [file for file in files if any(fnmatch(file, pattern) for pattern in _HUB_FILES)]
     for patterns in (_WEIGHTS[:2], _WEIGHTS[2:]):
         weights = [file for file in files if any(fnmatch(file, pattern) for pattern in patterns)]
         if weights:
-            return sorted({*chosen, *weights} - {file for file in chosen if "/" in file})
+            return sorted({*chosen, *weights})
     raise UserError(f"The hub's {name} has neither model.safetensors nor pytorch_model.bin; it is no model to read.")
 
 

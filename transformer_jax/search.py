@@ -185,6 +185,30 @@ def advance(
     return jax.lax.while_loop(going_on, extend, beams)._replace(t=end)
 
 
+def advance_until(
+    step: Step,
+    reorder: Reorder,
+    beams: BeamState,
+    options: SearchOptions,
+    few: int | Int[Array, ""],
+    total: Callable[[Array], Array] = lambda count: count,
+) -> BeamState:
+    """Steps until at most `few` sentences are not finished.
+
+    Where each device runs its own sentences, `total` adds a count up over all of them: they go on together and stop
+    together, so that sentences may change places afterwards.
+    """
+
+    def left(beams: BeamState) -> Array:
+        return total(jnp.sum(~finished(beams)))
+
+    def extend(carry: tuple[BeamState, Array]) -> tuple[BeamState, Array]:
+        beams = _extend(step, reorder, carry[0], options)
+        return beams, left(beams)
+
+    return jax.lax.while_loop(lambda carry: carry[1] > few, extend, (beams, left(beams)))[0]
+
+
 def take_sentences(
     beams: BeamState, index_X: Int[Array, "X"], take: Callable[[Any, Array], Any] | None = None
 ) -> BeamState:

@@ -12,7 +12,6 @@ from transformer_jax.tokenizer import (
     PAD,
     SentencePieceTokenizer,
     load_processor,
-    model_bytes,
     without_surrogates,
 )
 
@@ -73,7 +72,7 @@ def train_sentencepiece(
 
 def vocabulary_of(model: Path | bytes) -> dict[str, int]:
     """A table with the pieces of a SentencePiece model, in its order, and `<pad>` last."""
-    processor = load_processor(model_bytes(model))
+    processor = load_processor(model)
     vocab = {processor.id_to_piece(index): index for index in range(len(processor))}
     vocab.setdefault(PAD, len(vocab))
     return vocab

@@ -118,7 +118,7 @@ class CharacterTokenizer:
 class _Side:
     """One language's SentencePiece model with its table of ids."""
 
-    def __init__(self, model: bytes, vocab: Mapping[str, int]) -> None:
+    def __init__(self, model: Path | bytes, vocab: Mapping[str, int]) -> None:
         self.processor = load_processor(model)
         self.vocab = dict(vocab)
         for token in _SPECIAL:
@@ -194,8 +194,9 @@ class SentencePieceTokenizer:
     ) -> None:
         self._source_model, self._target_model = model_bytes(source_model), model_bytes(target_model)
         self.separate_vocabs = target_vocab is not None
-        self._source = _Side(self._source_model, vocab)
-        self._target = _Side(self._target_model, vocab if target_vocab is None else target_vocab)
+        self._source = _Side(source_model, vocab)
+        self._target = _Side(target_model, vocab if target_vocab is None else target_vocab)
+        self.source_lang, self.target_lang = source_lang, target_lang
         self._config = {
             "clean_up_tokenization_spaces": False,
             "eos_token": END,
@@ -250,7 +251,7 @@ class SentencePieceTokenizer:
         """Writes the vocabularies as native Marian reads them, and returns their names, source and target.
 
         Where the ids are those inside the SentencePiece models, the models are all it needs; else `.vocab.yml` files
-        say them, and text is cut by the models beforehand. Marian has no `<pad>`.
+        say them, and text is cut by the models beforehand. Marian has no `<pad>`, which is left out where it is last.
         """
         folder.mkdir(parents=True, exist_ok=True)
         sides = {"source": (self._source, self._source_model), "target": (self._target, self._target_model)}
@@ -265,8 +266,8 @@ class SentencePieceTokenizer:
             return ["source.spm", "target.spm"]
         names = ["vocab.yml"] * 2 if shared else ["source.vocab.yml", "target.vocab.yml"]
         for name, (side, _) in zip(names, sides.values(), strict=True):
-            table = {piece: index for piece, index in side.vocab.items() if piece != PAD}
-            lines = [f"{_yaml_string(piece)}: {index}\n" for piece, index in table.items()]
+            table = {piece: i for piece, i in side.vocab.items() if piece != PAD or i < side.size - 1}
+            lines = [f"{_yaml_string(piece)}: {i}\n" for piece, i in table.items()]
             write_whole(folder / name, "".join(lines))
         return names
 
@@ -330,15 +331,17 @@ def model_bytes(model: Path | bytes) -> bytes:
     return model.read_bytes()
 
 
-def load_processor(model: bytes) -> Any:
+def load_processor(model: Path | bytes) -> Any:
     import sentencepiece
 
+    content = model_bytes(model)
     try:
-        if not model:
+        if not content:
             raise RuntimeError("it is empty")  # SentencePiece would load nothing, and crash later
-        return sentencepiece.SentencePieceProcessor(model_proto=model)
+        return sentencepiece.SentencePieceProcessor(model_proto=content)
     except RuntimeError as error:
-        raise UserError(f"This is not a SentencePiece model ({error}): copy or download it again.") from error
+        name = "This" if isinstance(model, bytes) else model
+        raise UserError(f"{name} is not a SentencePiece model ({error}): copy or download it again.") from error
 
 
 # --- helpers ------------------------------------------------------------------------------------------------

@@ -28,8 +28,8 @@ from transformer_jax.tokenizer import CharacterTokenizer, Tokenizer
 
 log = logging.getLogger("transformer_jax")
 
-LENGTHS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-"""Sentences are padded up to one of these (or to the model's limit): each is one compiled program."""
+LENGTHS = (16, 32, 64, 160)
+"""Sentences are padded up to one of these, or to the model's limit: each is three compiled programs at most."""
 EARLY_STOPPING = {"best": False, "first": True, "never": "never"}
 CONTINUED = "\N{SPACE}"
 """What joins the translations of a line's parts."""
@@ -181,12 +181,28 @@ class Translator:
     ) -> list[tuple[Hypothesis, ...]]:
         sources = self._encode(parts, [first_line + i for i in numbers])
         given = self._encode_prefixes(prefixes, numbers)
+        return self.translate_tokens(sources, config, given, [first_line + i for i in numbers])
+
+    def translate_tokens(
+        self,
+        sources: Sequence[Sequence[int]],
+        config: DecodeConfig | None = None,
+        prefixes: Sequence[Sequence[int]] | None = None,
+        sentence_ids: Sequence[int] | None = None,
+    ) -> list[tuple[Hypothesis, ...]]:
+        """Hypotheses, best first, of sources in tokens (with their end token).
+
+        `prefixes`: target ids that each must begin with. `sentence_ids`: what its drawing follows from, with the seed.
+        """
+        config = config or self.config
+        prefixes = prefixes or [[]] * len(sources)
+        sentence_ids = sentence_ids or range(len(sources))
         decoder = self._decoder(config)
-        found: list[tuple[Hypothesis, ...]] = [()] * len(parts)
+        found: list[tuple[Hypothesis, ...]] = [()] * len(sources)
         rooms = [self._room(len(ids)) for ids in sources]
         for batch in length_sorted_batches(rooms, config.batch_tokens):
-            ids = [first_line + numbers[i] for i in batch]
-            outputs = self._decode_batch([sources[i] for i in batch], [given[i] for i in batch], ids, decoder, config)
+            of_batch = ([everything[i] for i in batch] for everything in (sources, prefixes, sentence_ids))
+            outputs = self._decode_batch(*of_batch, decoder, config, alone=len(sources) == 1)
             for i, hypotheses in zip(batch, outputs, strict=True):
                 found[i] = hypotheses
         return found
@@ -247,6 +263,8 @@ class Translator:
         limits = [self.model.config.max_length]
         if config.extra_length is not None:
             limits.append(source_length + config.extra_length)
+        if config.max_length is not None:
+            limits.append(config.max_length)
         if config.max_length_factor is not None:
             limits.append(math.ceil(source_length * config.max_length_factor))
         return min(limits)
@@ -258,11 +276,16 @@ class Translator:
         sentence_ids: Sequence[int],
         decoder: BatchDecoder,
         config: DecodeConfig,
+        alone: bool,
     ) -> list[tuple[Hypothesis, ...]]:
-        """Hypotheses of each source, decoded together in a shape with the room of the longest."""
+        """Hypotheses of each source, decoded together in a shape with the room of the longest. `alone`: it is one, and
+        all that was asked for."""
         S = self._room(max(map(len, sources)))
-        sizes = row_sizes(max(1, config.batch_tokens // S), self.mesh.size)
-        rows = min(size for size in sizes if size >= len(sources))
+        rows, few_rows = row_sizes(max(1, config.batch_tokens // S), self.mesh.size)
+        if alone:
+            rows = self.mesh.size
+        elif len(sources) <= few_rows:
+            rows = few_rows
         ids, segments = self._padded(sources, rows, S)
         limits = np.zeros(rows, np.int32)
         limits[: len(sources)] = [self._limit(len(source), config) for source in sources]
@@ -275,7 +298,7 @@ class Translator:
             asked["sentence_ids_B"] = np.resize(np.asarray(sentence_ids, np.int32), rows)
         length = min(self._limit(S, config), self.model.config.max_length)
         batch = shard_rows((ids, segments, asked), self.mesh)
-        found = decoder.decode(self.params, *batch, length=length, sizes=sizes, seed=config.seed)
+        found = decoder.decode(self.params, *batch, length=length, few_rows=min(few_rows, rows), seed=config.seed)
         return [
             tuple(self._hypothesis(found, row, n) for n in range(config.n_best) if found.scores_BN[row, n] > -np.inf)
             for row in range(len(sources))
@@ -325,7 +348,7 @@ class Translator:
         scores = [Score(0.0, ())] * len(pairs)
         for batch in length_sorted_batches(rooms, self.config.batch_tokens):
             T = rooms[batch[-1]]
-            rows = min(s for s in row_sizes(max(1, self.config.batch_tokens // T), self.mesh.size) if s >= len(batch))
+            rows, _ = row_sizes(max(1, self.config.batch_tokens // T), self.mesh.size)
             ids, segments = self._padded([pairs[i][0] for i in batch], rows, T)
             inputs = np.full((rows, T), self.model.config.start_id, np.int32)
             outputs = np.zeros((rows, T), np.int32)
