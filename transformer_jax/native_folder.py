@@ -25,6 +25,8 @@ DECODER, MODEL = "decoder.yml", "model.npz"
 
 def is_native(path: Path) -> bool:
     """Whether a path is a native Marian model: an .npz, or a folder that holds one, or the decoder.yml of one."""
+    if path.name.startswith("pytorch_model"):
+        return False
     return path.suffix in (".npz", ".bin") or (path / DECODER).is_file() or (path.is_dir() and any(path.glob("*.npz")))
 
 
@@ -44,7 +46,7 @@ def _search(named: dict[str, Any], folder: Path) -> dict[str, Any]:
         return {
             "length_rule": "marian",
             "beam_size": int(named.get("beam-size", 12)),
-            "length_penalty": float(named.get("normalize", 0)),
+            "length_penalty": float(named.get("normalize", 0) or 1),  # named without a number, it is 1
             "word_penalty": float(named.get("word-penalty", 0)),
             "max_length_factor": float(named.get("max-length-factor", 3)),
             "extra_length": None,

@@ -201,8 +201,14 @@ class Translator:
         found: list[tuple[Hypothesis, ...]] = [()] * len(sources)
         rooms = [self._room(len(ids)) for ids in sources]
         for batch in length_sorted_batches(rooms, config.batch_tokens):
-            of_batch = ([everything[i] for i in batch] for everything in (sources, prefixes, sentence_ids))
-            outputs = self._decode_batch(*of_batch, decoder, config, alone=len(sources) == 1)
+            outputs = self._decode_batch(
+                [sources[i] for i in batch],
+                [prefixes[i] for i in batch],
+                [sentence_ids[i] for i in batch],
+                decoder,
+                config,
+                alone=len(sources) == 1,
+            )
             for i, hypotheses in zip(batch, outputs, strict=True):
                 found[i] = hypotheses
         return found
