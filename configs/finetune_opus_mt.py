@@ -5,13 +5,13 @@
 
 --init takes a Hugging Face folder or hub name, a native Marian folder or .npz, a run folder, or a model folder. The
 model keeps its vocabulary. It is scored before the first step and after every 500, and the best is written to
-runs/finetune/model, for transformers and CTranslate2 (`transformer-jax convert` writes it for native Marian).
+runs/finetune_opus_mt/model, for transformers and CTranslate2 (`transformer-jax convert` writes it for native Marian).
 """
 
 from transformer_jax.config import DataConfig, DecodeConfig, ModelConfig, RunConfig, TrainConfig
 
 config = RunConfig(
-    name="finetune",
+    name="finetune_opus_mt",
     model=ModelConfig(dropout=0.1),
     data=DataConfig(max_tokens=128, batch_tokens=4096, n_buckets=6),
     train=TrainConfig(

@@ -246,7 +246,7 @@ def test_an_opus_package_comes_back_with_its_ids(native_dir: Path, tmp_path: Pat
     "changes",
     [
         {},
-        {"norm": "pre", "activation": "gelu", "logits_bias": True},
+        {"activation": "gelu", "logits_bias": True},
         {"attention_bias": False, "n_encoder_layers": 3, "n_decoder_layers": 1, "decoder_d_ff": 20},
         {"shared_embedding": False, "tied_output": False},
         {"tied_output": False, "logits_bias": True},
@@ -440,6 +440,7 @@ def test_a_model_of_characters_is_refused(to: Any, tmp_path: Path):
         ("marian", {"positions": "learned"}, ["positions learned"]),
         ("marian", {"positions": "marian"}, ["norm_epsilon 1e-05"]),
         ("marian", {"positions": "marian", "norm_epsilon": 1e-6, "scale_embedding": False}, ["scale_embedding"]),
+        ("marian", {"positions": "marian", "norm_epsilon": 1e-6, "norm": "pre"}, ["norm pre"]),
     ],
     ids=str,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -210,3 +211,17 @@ def test_options_that_contradict_each_other_are_told(translator: Translator) -> 
         translator.translate(["a"], sample=True)
     with pytest.raises(UserError, match="word_penalty belongs"):
         translator.translate(["a"], word_penalty=0.5)
+
+
+def test_a_file_with_lines_of_all_lengths_compiles_at_most_16_programs() -> None:
+    config = dataclasses.replace(CONFIG, max_length=512, n_decoder_layers=1)
+    params = dict(PARAMS, decoder={"layer_0": PARAMS["decoder"]["layer_0"]})
+    search = DecodeConfig(beam_size=2, max_length=3, batch_tokens=1024)
+    translator = Translator(Transformer(config), params, TOKENIZER, search, data_mesh(1))
+    rng = np.random.default_rng(0)
+    lines = ["ab" * (int(n) // 2) + "c" for n in rng.permutation(np.arange(1, 400, 8))]
+    assert len(translator.translate(lines)) == len(lines)
+    assert translator.n_programs() <= 16
+    ten_times = [lines[i] for i in rng.integers(0, len(lines), 10 * len(lines))]
+    translator.translate(ten_times)
+    assert 5 <= translator.n_programs() <= 16

@@ -41,6 +41,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--min-length", type=int, help="tokens at least, the end token included (0)")
     group.add_argument("--extra-length", type=_length, help="tokens more than the source at most, or none (50)")
     group.add_argument("--max-length-factor", type=float, help="times the source's tokens at most (no limit)")
+    group.add_argument("--max-length", type=int, help="tokens at most (no limit)")
     group.add_argument("--sample", action="store_true", default=None, help="draw tokens at random instead")
     group.add_argument("--temperature", type=float, help="of the drawing (1)")
     group.add_argument("--top-k", type=int, help="draw from the k likeliest (0: all)")

@@ -84,14 +84,15 @@ class BatchDecoder:
             return advance_until(step, reorder_beams, state, options, few, total)
 
         @functools.partial(jax.jit, static_argnames="length")
-        def start(params: Any, key: Array, few: Array, ids_BS: Array, segments_BS: Array, asked: Any, length: int):
+        def start(params: Any, seed: Array, few: Array, ids_BS: Array, segments_BS: Array, asked: Any, length: int):
             """The search of a batch until `few` sentences are left."""
 
-            def begin(params: Any, key: Array, few: Array, *batch: Any) -> BeamState:
+            def begin(params: Any, seed: Array, few: Array, *batch: Any) -> BeamState:
+                key = jax.random.key(seed)
                 return run(params, start_search(model, options, params, key, *batch, length=length), few)
 
             specs = (everywhere, everywhere, everywhere, rows, rows, rows)
-            return on_devices(begin, specs, beams)(params, key, few, ids_BS, segments_BS, asked)
+            return on_devices(begin, specs, beams)(params, seed, few, ids_BS, segments_BS, asked)
 
         @jax.jit
         def finish(params: Any, state: BeamState, index_X: Array) -> BeamState:
@@ -122,9 +123,9 @@ class BatchDecoder:
         """Outputs of a batch, on the host. `asked` are the arguments of `search.start_beams` that go by sentence, at
         least limits_B; the batch shrinks to `few_rows` when so few are left (B: never); `seed` is for sampling."""
         B, n = len(ids_BS), self.options.n_best
-        key, few = replicate((jax.random.key(seed), np.asarray(few_rows if few_rows < B else 0)), self.mesh)
+        numbers = (np.asarray(seed), np.asarray(few_rows if few_rows < B else 0))
         with self._measure("decode"):
-            state = self._start(params, key, few, ids_BS, segments_BS, asked, length=length)
+            state = self._start(params, *replicate(numbers, self.mesh), ids_BS, segments_BS, asked, length=length)
             sentences = to_host(state.sentences)
             found = _n_best(sentences, n)
             left = np.flatnonzero(np.any(np.asarray(sentences.sums_BW) > -np.inf, axis=1))

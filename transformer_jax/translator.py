@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from transformer_jax.batching import length_sorted_batches
 from transformer_jax.config import DecodeConfig, Positions
 from transformer_jax.decoding import BatchDecoder, Scorer, never_generated, row_sizes
 from transformer_jax.errors import UserError
@@ -30,6 +29,8 @@ log = logging.getLogger("transformer_jax")
 
 LENGTHS = (16, 32, 64, 160)
 """Sentences are padded up to one of these, or to the model's limit: each is three compiled programs at most."""
+SHARED_ROWS = 64
+"""Shorter sentences come in batches of as many rows as those of this length: a batch fills up with the next shorter."""
 EARLY_STOPPING = {"best": False, "first": True, "never": "never"}
 CONTINUED = "\N{SPACE}"
 """What joins the translations of a line's parts."""
@@ -199,8 +200,7 @@ class Translator:
         sentence_ids = sentence_ids or range(len(sources))
         decoder = self._decoder(config)
         found: list[tuple[Hypothesis, ...]] = [()] * len(sources)
-        rooms = [self._room(len(ids)) for ids in sources]
-        for batch in length_sorted_batches(rooms, config.batch_tokens):
+        for batch in self._batches([len(ids) for ids in sources], config.batch_tokens):
             outputs = self._decode_batch(
                 [sources[i] for i in batch],
                 [prefixes[i] for i in batch],
@@ -240,6 +240,18 @@ class Translator:
         encoded = self.tokenizer.encode_target_batch(list(prefixes))
         # The second part of a line has no prefix: the first one has it.
         return [encoded[n][:-1] if i == 0 or numbers[i - 1] != n else [] for i, n in enumerate(numbers)]
+
+    def _rows(self, room: int, batch_tokens: int) -> tuple[int, int]:
+        """Rows of a full batch of this length, and of the small one."""
+        return row_sizes(max(1, batch_tokens // max(room, SHARED_ROWS)), self.mesh.size)
+
+    def _batches(self, lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
+        """Indices in batches of similar length, the longest first: only the last may not be full."""
+        order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+        while order:
+            rows, _ = self._rows(self._room(lengths[order[0]]), batch_tokens)
+            yield order[:rows]
+            order = order[rows:]
 
     def _room(self, length: int) -> int:
         """The static length that holds so many tokens."""
@@ -287,7 +299,7 @@ class Translator:
         """Hypotheses of each source, decoded together in a shape with the room of the longest. `alone`: it is one, and
         all that was asked for."""
         S = self._room(max(map(len, sources)))
-        rows, few_rows = row_sizes(max(1, config.batch_tokens // S), self.mesh.size)
+        rows, few_rows = self._rows(S, config.batch_tokens)
         if alone:
             rows = self.mesh.size
         elif len(sources) <= few_rows:
@@ -350,11 +362,11 @@ class Translator:
 
     def score_tokens(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Score]:
         """The same for pairs of ids: source with its end token, target as it is to be scored."""
-        rooms = [self._room(max(len(source), len(target), 1)) for source, target in pairs]
+        lengths = [max(len(source), len(target), 1) for source, target in pairs]
         scores = [Score(0.0, ())] * len(pairs)
-        for batch in length_sorted_batches(rooms, self.config.batch_tokens):
-            T = rooms[batch[-1]]
-            rows, _ = row_sizes(max(1, self.config.batch_tokens // T), self.mesh.size)
+        for batch in self._batches(lengths, self.config.batch_tokens):
+            T = self._room(lengths[batch[0]])
+            rows, _ = self._rows(T, self.config.batch_tokens)
             ids, segments = self._padded([pairs[i][0] for i in batch], rows, T)
             inputs = np.full((rows, T), self.model.config.start_id, np.int32)
             outputs = np.zeros((rows, T), np.int32)
