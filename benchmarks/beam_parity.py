@@ -65,7 +65,7 @@ def compare_with_transformers(translator: Any, lines: list[str], options: argpar
     import torch
     import transformers
 
-    model = transformers.MarianMTModel.from_pretrained(options.model).eval()
+    model: Any = transformers.MarianMTModel.from_pretrained(options.model).eval()
     torch.set_num_threads(2)
     sources = translator.tokenizer.encode_source_batch(lines)
     order = sorted(range(len(lines)), key=lambda i: len(sources[i]))
