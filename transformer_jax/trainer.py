@@ -349,7 +349,7 @@ class Trainer:
 
     def _save_model(self, params: Any) -> None:
         if is_main_process():
-            save_model(self.folder.model, self.config.model, jax.device_get(params))
+            save_model(self.folder.model, self.config.model, jax.device_get(params), self.suppressed)
             self.tokenizer.save(self.folder.model)
 
     def _save(self, state: TrainState, position: Position, best: Best) -> None:
