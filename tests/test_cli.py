@@ -480,3 +480,61 @@ def fuzz_translator() -> Translator:
     translator._translate_parts = answer  # type: ignore[method-assign]
     translator.translate = joined  # type: ignore[method-assign]
     return translator
+
+
+# --- outputs and options that once went wrong -------------------------------------------------------------------
+
+
+def test_a_link_is_written_through_and_stays_a_link(shouting: Shouting, tmp_path: Path) -> None:
+    (tmp_path / "in").write_bytes(b"a\n")
+    (tmp_path / "real").write_bytes(b"old\n")
+    (tmp_path / "link").symlink_to("real")
+    assert run("model", "--input", tmp_path / "in", "--output", tmp_path / "link") == 0
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_bytes() == b"<A>\n"
+
+
+def test_standard_output_by_its_path_is_written_to_and_not_replaced(model_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "stdout").symlink_to("/proc/self/fd/1")
+    (tmp_path / "in").write_bytes(b"abc\n")
+    done = transformer_jax("translate", model_folder, "--input", tmp_path / "in", "--output", tmp_path / "stdout")
+    assert done.returncode == 0
+    assert done.stdout.count(b"\n") == 1
+    assert (tmp_path / "stdout").is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--devices", 0), "0 devices"),
+        (("--seed", 10**24), "seed is"),
+        (("--max-length-factor", "inf"), "max_length_factor is inf"),
+        (("--prefix", "a" * 50), "longer than the model"),
+        (("--extra-length", -1), "extra_length is -1"),
+    ],
+)
+def test_impossible_options_are_one_sentence(
+    options: tuple[object, ...],
+    named: str,
+    model_folder: Path,
+    sentences: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ["translate", model_folder, "--input", sentences, *options]
+    assert cli.run_command(lambda: cli._dispatch([*map(str, arguments)])) == 2
+    assert_one_sentence(capsys, named)
+
+
+def test_a_maximum_of_no_tokens_gives_empty_lines(
+    model_folder: Path, sentences: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    assert command("translate", model_folder, "--input", sentences, "--max-length", 0) == 0
+    assert capfdbinary.readouterr().out == b"\n" * 4
+
+
+def test_a_list_asked_for_is_as_wide_as_its_beam() -> None:
+    assert cli_options.with_defaults({"n_best": 6}, {"beam_size": 2})["beam_size"] == 6
+    assert cli_options.with_defaults({"n_best": 3}, {"beam_size": 6})["beam_size"] == 6
+    assert cli_options.with_defaults({}, {})["beam_size"] == 4
+    other_rule = cli_options.with_defaults({"length_rule": "hf"}, {"length_rule": "marian", "word_penalty": 0.5})
+    assert "word_penalty" not in other_rule

@@ -225,3 +225,18 @@ def test_a_file_with_lines_of_all_lengths_compiles_at_most_16_programs() -> None
     ten_times = [lines[i] for i in rng.integers(0, len(lines), 10 * len(lines))]
     translator.translate(ten_times)
     assert 5 <= translator.n_programs() <= 16
+
+
+def test_parts_of_one_line_share_a_prefix_and_draw_apart(translator: Translator) -> None:
+    line = "abc fade " * 12
+    (given,) = translator.translate([line], prefixes="gg", extra_length=4)
+    assert given.text.startswith("gg")
+    parts = translator._parts([line], translator.config, 1)[0]
+    assert len(parts) >= 2
+    draws = translator._translate_parts([parts[0], parts[0]], [0, 0], None, SAMPLING, 1)
+    assert draws[0][0].tokens != draws[1][0].tokens
+    prefixes = translator._encode_prefixes("gg", [0, 0, 1])
+    assert prefixes == [TOKENIZER.encode_target("gg")[:-1], [], TOKENIZER.encode_target("gg")[:-1]]
+
+
+SAMPLING = DecodeConfig(sample=True, extra_length=10, batch_tokens=128)

@@ -691,3 +691,16 @@ def test_params_are_numpy_arrays_of_float32():
     model = load_npz(TINY / "model.npz")
     assert {leaf.dtype for leaf in jax.tree.leaves(model.params)} == {jnp.dtype("float32")}
     assert all(leaf.flags.c_contiguous for leaf in jax.tree.leaves(model.params))
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [("", 0.0), ("normalize: 0.6\n", 0.6), ("normalize:\n", 1.0), ("normalize: 0\n", 0.0)],
+)
+def test_the_search_is_what_decoder_yml_says(line: str, expected: float, tmp_path: Path) -> None:
+    shutil.copytree(TINY, tmp_path / "model")
+    named = (TINY / "decoder.yml").read_text()
+    (tmp_path / "model" / "decoder.yml").write_text(named + line + "beam-size: 7\nword-penalty: 0.25\n")
+    model, _ = load_native(tmp_path / "model")
+    found = {name: model.search[name] for name in ("length_rule", "beam_size", "length_penalty", "word_penalty")}
+    assert found == {"length_rule": "marian", "beam_size": 7, "length_penalty": expected, "word_penalty": 0.25}

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
+import os
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from transformer_jax.cli_options import add_model, add_running, add_search
 from transformer_jax.errors import UserError
+from transformer_jax.line_files import READER
 
 
 def run_command(command: Callable[[], int | None]) -> int:
@@ -34,7 +38,14 @@ def run_command(command: Callable[[], int | None]) -> int:
 
 def main() -> None:
     """Entry point of `transformer-jax`."""
-    sys.exit(run_command(lambda: _dispatch(sys.argv[1:])))
+    code = run_command(lambda: _dispatch(sys.argv[1:]))
+    if any(thread.name == READER for thread in threading.enumerate()):
+        # It holds standard input, without which the interpreter cannot end in the usual way.
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _dispatch(arguments: list[str]) -> int:

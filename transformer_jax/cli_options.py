@@ -51,7 +51,10 @@ def add_search(parser: argparse.ArgumentParser) -> None:
 
 
 def _length(text: str) -> int | str:
-    return "none" if text == "none" else int(text)
+    try:
+        return "none" if text == "none" else int(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor none") from error
 
 
 def search_changes(options: argparse.Namespace) -> dict[str, Any]:
@@ -64,9 +67,17 @@ def search_changes(options: argparse.Namespace) -> dict[str, Any]:
         changes["extra_length"] = None
     if changes.get("sample"):
         changes = {"beam_size": 1, "n_best": 1} | changes
-    if "n_best" in changes and "beam_size" not in changes and changes["n_best"] > 4:
-        changes["beam_size"] = changes["n_best"]
     return changes
+
+
+def with_defaults(changes: dict[str, Any], model: dict[str, Any]) -> dict[str, Any]:
+    """The command line's changes over the model's own search over this program's defaults."""
+    merged: dict[str, Any] = {"beam_size": 4} | model | changes
+    if "beam_size" not in changes:  # a list of n needs a beam of n
+        merged["beam_size"] = max(merged["beam_size"], merged.get("n_best", 1))
+    if merged.get("length_rule", "hf") != "marian" and "word_penalty" not in changes:
+        merged.pop("word_penalty", None)  # the model's own rule has it, the one that is asked for does not
+    return merged
 
 
 def load_translator(options: argparse.Namespace, stopwatch: Any = None) -> Any:
@@ -80,10 +91,9 @@ def load_translator(options: argparse.Namespace, stopwatch: Any = None) -> Any:
     use_compilation_cache()
     mesh = data_mesh(options.devices)
     changes = search_changes(options)
-    beam: dict[str, Any] = {"beam_size": 4}
-    DecodeConfig(**(beam | changes))  # a mistake is told before the model is loaded
+    DecodeConfig(**with_defaults(changes, {}))  # a mistake is told before the model is loaded
     model = load_pretrained(options.model, positions=options.positions, revision=options.revision)
-    config = DecodeConfig(**(beam | model.search | changes))
+    config = DecodeConfig(**with_defaults(changes, model.search))
     transformer = Transformer(model.config)
     return Translator(transformer, model.params, model.tokenizer, config, mesh, model.suppressed, stopwatch)
 

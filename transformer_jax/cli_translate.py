@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import sys
@@ -114,9 +115,9 @@ def evaluate(options: argparse.Namespace) -> int:
     sources, references = _read_pairs(options.source, options.reference)
     translator = load_translator(options)
     language = options.target_lang or getattr(translator.tokenizer, "target_lang", None) or "en"
-    translations = [translation.text for translation in translator.translate(sources)]
-    if options.output is not None:
-        with output_file(options.output) as output:
+    with contextlib.nullcontext() if options.output is None else output_file(options.output) as output:
+        translations = [translation.text for translation in translator.translate(sources)]
+        if output is not None:
             output.write("".join(text + "\n" for text in translations).encode("utf-8", "surrogateescape"))
     scores = score_translations(translations, references, language)
     if options.format == "json":

@@ -330,9 +330,10 @@ class DecodeConfig:
             if getattr(self, name) is not None:
                 _not_below(self, 0, name)
         _check(
-            self.max_length_factor is None or self.max_length_factor > 0,
-            f"max_length_factor is {self.max_length_factor}; it must be above 0.",
+            self.max_length_factor is None or 0 < self.max_length_factor < 1e6,
+            f"max_length_factor is {self.max_length_factor}; it must be above 0, and a number of times.",
         )
+        _check(self.seed < 2**31, f"seed is {self.seed}; it must be below 2**31.")
         _check(
             self.n_best <= self.beam_size,
             f"n_best is {self.n_best}, but beam_size is {self.beam_size}; a search finds at most as many as its beam.",

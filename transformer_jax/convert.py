@@ -52,7 +52,7 @@ def convert(
             if config.norm == "pre":
                 reasons.append("norm pre (Marian's decoder normalises its keys and values only when it scores)")
             _refuse("Native Marian", reasons, config.positions, "sin_then_cos", "marian")
-            save_native(part, config, params, tokenizer)
+            save_native(part, config, params, tokenizer, model.search)
         if folder.is_dir():  # an empty one, which may be where somebody stands
             for path in part.iterdir():
                 path.rename(folder / path.name)

@@ -36,6 +36,7 @@ NEVER = -1e4
 ACTIVATIONS = {"relu": "relu", "swish": "swish", "silu": "swish", "gelu": "gelu"}
 """transformers' names of the activations that this model has."""
 
+SIZES = ("encoder_attention_heads", "encoder_ffn_dim", "d_model", "encoder_layers", "decoder_layers")
 SWITCHES = {
     "normalize_before": False,
     "normalize_embedding": False,
@@ -260,7 +261,7 @@ def config_from_json(described: dict[str, Any], path: Path) -> ModelConfig:
     own = described.get(OWN_KEY)
     try:
         return _config_of_marian(described) if own is None else _own_config(own)
-    except (TypeError, KeyError, ValueError, UserError) as error:
+    except (TypeError, KeyError, ValueError, IndexError, OverflowError, UserError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else error
         raise UserError(f"{path} does not describe a model: {reason}") from error
 
@@ -284,9 +285,12 @@ def _config_of_marian(c: dict[str, Any]) -> ModelConfig:
             raise UserError(f"{name} is {c[name]}, which MarianMTModel does not honour, and neither does this model.")
     if c.get("quantization_config"):
         raise UserError("it has a quantization_config; save the model without quantisation first.")
-    for name in ("encoder_attention_heads", "encoder_ffn_dim", "d_model", "encoder_layers", "decoder_layers"):
-        if not isinstance(c[name], int):
-            raise UserError(f"{name} is {c[name]!r}; it must be a whole number.")
+    for name in (*SIZES, "vocab_size"):
+        if type(c[name]) is not int or not 0 < c[name] < 10**7:
+            raise UserError(f"{name} is {c[name]!r}; it must be a whole number, and a size that can be.")
+    for name in ("tie_word_embeddings", "share_encoder_decoder_embeddings", "scale_embedding"):
+        if not isinstance(c.get(name, True), bool):
+            raise UserError(f"{name} is {c[name]!r}; it must be true or false.")
     if c.get("decoder_attention_heads", c["encoder_attention_heads"]) != c["encoder_attention_heads"]:
         raise UserError(
             f"decoder_attention_heads is {c['decoder_attention_heads']} and encoder_attention_heads "

@@ -18,6 +18,8 @@ CHUNK = 2048
 GRACE = 0.05
 """Seconds to wait for more lines of a pipe before those that are there are translated."""
 
+READER = "reads standard input"
+"""The name of the thread that may still wait for a line when the program has nothing more to do."""
 Arrived = queue.Queue[str | BaseException | None]
 """Lines, then None at their end or the error that ended them."""
 
@@ -49,7 +51,7 @@ def available(lines: Iterator[str]) -> Iterator[list[str]]:
         except BaseException as error:  # raised again where the lines are wanted
             arrived.put(error)
 
-    threading.Thread(target=read, daemon=True).start()
+    threading.Thread(target=read, daemon=True, name=READER).start()
     ended = False
     while not ended:
         chunk, ended = _gather(arrived)
@@ -80,9 +82,14 @@ def _gather(arrived: Arrived) -> tuple[list[str], bool]:
 def output_file(path: Path | None) -> Iterator[BinaryIO]:
     """Standard output, or a file that takes its name when it is complete."""
     if path is None:
+        if sys.stdout is None:
+            raise UserError("Standard output is closed; name a file with --output.")
         yield sys.stdout.buffer
         return
-    special = path.exists() and not path.is_file()  # a pipe or a device is written to, never replaced
+    # What a link points to is written, not the link; a pipe, a device or an open file is written to, never replaced.
+    opened = str(path).startswith(("/dev/", "/proc/")) or str(path.resolve()).startswith(("/dev/", "/proc/"))
+    path = path if opened else path.resolve()
+    special = opened or (path.exists() and not path.is_file())
     part = path if special else path.with_name(f".{path.name}.part")
     try:
         file = part.open("wb")

@@ -5,21 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-_TAG = re.compile(r"\s*>>\S*?<<\s*")  # a language tag at the start of a line goes with each of its parts
+_TAG = re.compile(r">>\S*?<<")
 
 Measure = Callable[[str], int]
 """How many tokens a text has, with the end token."""
 
 
-def split_line(line: str, limit: int, measure: Measure, language: str | None) -> list[str]:
+def split_line(line: str, limit: int, measure: Measure, language: str | None, tags: Sequence[str] = ()) -> list[str]:
     """Parts of at most `limit` tokens each, as few as sentence ends allow; a sentence that alone is longer is divided
-    between words, and a word between letters."""
+    between words, and a word between letters. A language tag of the model's goes with each part."""
     if measure(line) <= limit:
         return [line]
     from sentencex import segment  # pyright: ignore[reportAttributeAccessIssue] - a compiled module
 
-    tag = match.group().strip() + " " if (match := _TAG.match(line)) else ""
-    body = line[match.end() :] if match else line
+    match = _TAG.match(line)
+    tag = f"{match.group()} " if match and match.group() in tags else ""
+    body = line[match.end() :] if match and tag else line
 
     def length(text: str) -> int:
         return measure(tag + text)

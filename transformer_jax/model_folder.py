@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from transformer_jax.config import ModelConfig
+from transformer_jax.config import DecodeConfig, ModelConfig
 from transformer_jax.errors import UserError
 from transformer_jax.files import read_json, write_whole
 from transformer_jax.hf_marian import config_from_json, config_json, from_tensors, generation_config_json, to_tensors
@@ -31,15 +31,22 @@ class LoadedModel:
     """Fields of DecodeConfig that its source sets."""
 
 
-def save_model(folder: Path, config: ModelConfig, params: Params, suppressed: tuple[int, ...] = ()) -> None:
-    """Writes the model; each file appears whole or not at all. `suppressed`: ids that it must never generate."""
+def save_model(
+    folder: Path,
+    config: ModelConfig,
+    params: Params,
+    suppressed: tuple[int, ...] = (),
+    search: dict[str, Any] | None = None,
+) -> None:
+    """Writes the model; each file appears whole or not at all. `suppressed`: ids that it must never generate; `search`:
+    fields of DecodeConfig that its source sets."""
     from safetensors.numpy import save
 
     folder.mkdir(parents=True, exist_ok=True)
     files = {
         "model.safetensors": save(to_tensors(config, params), {"format": "pt"}),
         "config.json": _json(config_json(config)),
-        "generation_config.json": _json(generation_config_json(config, suppressed)),
+        "generation_config.json": _json(generation_config_json(config, suppressed) | _as_generation(search or {})),
     }
     for name, content in files.items():
         write_whole(folder / name, content)
@@ -69,20 +76,40 @@ def _suppressed(described: dict[str, Any], folder: Path, config: ModelConfig) ->
     words: Any = described.get("bad_words_ids") or []
     if not isinstance(words, list) or not all(isinstance(word, list) and word for word in words):
         raise UserError(f"{folder}: bad_words_ids is not a list of lists of ids.")
-    ids = {word[0] for word in words if len(word) == 1 and isinstance(word[0], int)}
+    ids = {word[0] for word in words if len(word) == 1}
+    if not all(type(i) is int and i >= 0 for i in ids):
+        raise UserError(f"{folder}: bad_words_ids is not a list of lists of ids.")
     return tuple(sorted(ids - {config.pad_id, config.start_id, config.end_id}))
 
 
+GENERATION = {
+    "num_beams": ("beam_size", int),
+    "length_penalty": ("length_penalty", int | float),
+    "no_repeat_ngram_size": ("no_repeat_ngram_size", int),
+    "repetition_penalty": ("repetition_penalty", int | float),
+}
+"""Settings of transformers' generation that are read and written, with the fields of DecodeConfig that they are."""
+
+
 def _search(described: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Beam and length penalty of transformers' generation, where they are set."""
+    """The search that transformers' generation_config.json sets."""
     search: dict[str, Any] = {}
-    for theirs, ours, kinds in (("num_beams", "beam_size", int), ("length_penalty", "length_penalty", int | float)):
+    for theirs, (ours, kinds) in GENERATION.items():
         value = described.get(theirs)
         if value is not None:
-            if not isinstance(value, kinds):
+            if not isinstance(value, kinds) or isinstance(value, bool):
                 raise UserError(f"{folder}: {theirs} is {value!r}; it must be a number.")
             search[ours] = value
+    try:
+        DecodeConfig(**search)
+    except UserError as error:
+        raise UserError(f"{folder}: the generation settings are impossible: {error}") from error
     return search
+
+
+def _as_generation(search: dict[str, Any]) -> dict[str, Any]:
+    """The other way. Marian's length rule is transformers' own, but for a word penalty, which it does not have."""
+    return {theirs: search[ours] for theirs, (ours, _) in GENERATION.items() if ours in search}
 
 
 def _json(content: dict[str, Any]) -> str:

@@ -37,7 +37,8 @@ def load_native(path: Path) -> tuple[LoadedModel, SentencePieceTokenizer]:
     model = load_npz(_model_file(folder, named) if path.is_dir() else path)
     tokenizer = _load_tokenizer(folder, _named_files(folder, named, "vocabs"))
     config = replace(model.config, end_id=tokenizer.end_id)
-    return replace(model, config=config, search=_search(named, folder)), tokenizer
+    suppressed = (tokenizer.unknown_id,)
+    return replace(model, config=config, suppressed=suppressed, search=_search(named, folder)), tokenizer
 
 
 def _search(named: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -46,8 +47,8 @@ def _search(named: dict[str, Any], folder: Path) -> dict[str, Any]:
         return {
             "length_rule": "marian",
             "beam_size": int(named.get("beam-size", 12)),
-            "length_penalty": float(named.get("normalize", 0) or 1),  # named without a number, it is 1
-            "word_penalty": float(named.get("word-penalty", 0)),
+            "length_penalty": float(named.get("normalize", "0") or 1),  # named without a number, it is 1
+            "word_penalty": float(named.get("word-penalty", "0") or 0),
             "max_length_factor": float(named.get("max-length-factor", 3)),
             "extra_length": None,
         }
@@ -152,11 +153,27 @@ def _read_table(path: Path) -> dict[str, int]:
     return table
 
 
-def save_native(folder: Path, config: ModelConfig, params: Params, tokenizer: SentencePieceTokenizer) -> None:
-    """Writes model.npz, the vocabularies and decoder.yml; `marian-decoder -c FOLDER/decoder.yml` reads them."""
+def save_native(
+    folder: Path,
+    config: ModelConfig,
+    params: Params,
+    tokenizer: SentencePieceTokenizer,
+    search: dict[str, Any] | None = None,
+) -> None:
+    """Writes model.npz, the vocabularies and decoder.yml; `marian-decoder -c FOLDER/decoder.yml` reads them. `search`:
+    fields of DecodeConfig that the model's source sets."""
     import yaml
 
     save_npz(folder / MODEL, config, params)
     vocabs = tokenizer.save_native(folder)
-    options = {"relative-paths": True, "models": [MODEL], "vocabs": vocabs, "beam-size": 4, "normalize": 0.6}
+    search = search or {}
+    options = {
+        "relative-paths": True,
+        "models": [MODEL],
+        "vocabs": vocabs,
+        "beam-size": search.get("beam_size", 4),
+        "normalize": search.get("length_penalty", 0.6),
+        "word-penalty": search.get("word_penalty", 0),
+        "max-length-factor": search.get("max_length_factor", 3),
+    }
     write_whole(folder / DECODER, yaml.safe_dump(options, sort_keys=False))

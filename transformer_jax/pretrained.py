@@ -40,7 +40,7 @@ class Pretrained:
 
     def save(self, folder: Path) -> None:
         """Writes a model folder: the model and its tokenizer."""
-        save_model(folder, self.config, self.params, self.suppressed)
+        save_model(folder, self.config, self.params, self.suppressed, self.search)
         self.tokenizer.save(folder)
 
 
@@ -75,7 +75,7 @@ def find_model(name: str | Path, revision: str | None = None) -> Path:
         return path
     if path.exists():
         raise UserError(f"{path} is a file; name a model folder, a run folder, or a Marian .npz.")
-    if _HUB_NAME.fullmatch(str(name)) and not path.parent.exists():
+    if _HUB_NAME.fullmatch(str(name)):
         return download(str(name), revision)
     raise UserError(
         f"There is no folder {path}; name a model folder, a run folder, a Marian .npz or a model of the hub."

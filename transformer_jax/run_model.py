@@ -47,6 +47,12 @@ def fit_model(config: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
     return dataclasses.replace(config, **fitted)
 
 
+def within_the_model(config: RunConfig, model: ModelConfig) -> RunConfig:
+    """The run with no sentence longer than the model that it starts from, whose positions cannot be added to."""
+    data = dataclasses.replace(config.data, max_tokens=min(config.data.max_tokens, model.max_length))
+    return dataclasses.replace(config, data=data)
+
+
 def check_lengths(data: DataConfig, model: ModelConfig) -> None:
     if data.max_tokens > model.max_length:
         raise UserError(

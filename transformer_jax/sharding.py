@@ -40,6 +40,8 @@ def data_mesh(n_devices: int | None = None) -> Mesh:
     """The mesh over the first `n_devices` devices, or all."""
     devices = jax.devices()
     if n_devices is not None:
+        if n_devices < 1:
+            raise UserError(f"{n_devices} devices were asked for; it must be at least 1.")
         if n_devices > len(devices):
             raise UserError(f"{n_devices} devices were asked for, but JAX sees {len(devices)}.")
         if jax.process_count() > 1 and n_devices != len(devices):

@@ -37,7 +37,7 @@ from transformer_jax.optimizer import adam
 from transformer_jax.progress import Progress
 from transformer_jax.run_data import Texts, find_tokenizer, read_texts, to_tokens
 from transformer_jax.run_folder import RunFolder
-from transformer_jax.run_model import check_lengths, fit_model, load_initial
+from transformer_jax.run_model import check_lengths, fit_model, load_initial, within_the_model
 from transformer_jax.sharding import data_mesh, is_main_process, replicate, shard_rows, wait_for_all
 from transformer_jax.tokenizer import Tokenizer, load_tokenizer
 from transformer_jax.training import StepLog, TrainState, init_state, make_loss_step, make_train_step
@@ -86,12 +86,15 @@ class Trainer:
         self.mesh = data_mesh(config.train.n_devices)
         check_devices(config, self.mesh.size)
         self.initial = load_initial(config)
+        if self.initial is not None:
+            config = within_the_model(config, self.initial.config)
         check_lengths(config.data, config.model if self.initial is None else self.initial.config)
         texts = read_texts(config.data)
         self.folder.create()
         tokenizer = self._tokenizer(config.data, texts, resuming=found)
         model_config = fit_model(config.model, tokenizer) if self.initial is None else self.initial.config
         self.suppressed = () if self.initial is None else self.initial.suppressed
+        self.search = {} if self.initial is None else self.initial.search
         self.config = dataclasses.replace(config, model=model_config)
         self.texts, self.tokenizer = texts, tokenizer
         self.samples = config.samples or texts.samples
@@ -349,7 +352,7 @@ class Trainer:
 
     def _save_model(self, params: Any) -> None:
         if is_main_process():
-            save_model(self.folder.model, self.config.model, jax.device_get(params), self.suppressed)
+            save_model(self.folder.model, self.config.model, jax.device_get(params), self.suppressed, self.search)
             self.tokenizer.save(self.folder.model)
 
     def _save(self, state: TrainState, position: Position, best: Best) -> None:

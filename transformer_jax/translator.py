@@ -31,6 +31,8 @@ LENGTHS = (16, 32, 64, 160)
 """Sentences are padded up to one of these, or to the model's limit: each is three compiled programs at most."""
 SHARED_ROWS = 64
 """Shorter sentences come in batches of as many rows as those of this length: a batch fills up with the next shorter."""
+MOST_ROWS = 2048
+"""Rows of a batch at most, whatever the tokens."""
 EARLY_STOPPING = {"best": False, "first": True, "never": "never"}
 CONTINUED = "\N{SPACE}"
 """What joins the translations of a line's parts."""
@@ -159,15 +161,27 @@ class Translator:
         limit = self.model.config.max_length
         parts: list[str] = []
         lines_of_parts: list[int] = []
-        lengths = [len(ids) for ids in self.tokenizer.encode_source_batch([lines[i] for i in filled])]
+        try:
+            lengths = [len(ids) for ids in self.tokenizer.encode_source_batch([lines[i] for i in filled])]
+        except UserError:
+            self._name_the_line(lines, filled, first_line)
+            raise
         for i, length in zip(filled, lengths, strict=True):
             pieces = [lines[i]]
             if length > limit and config.long_lines == "split":
-                pieces = split_line(lines[i], limit, self._length, getattr(self.tokenizer, "source_lang", None))
+                language, tags = (getattr(self.tokenizer, name, None) for name in ("source_lang", "language_tags"))
+                pieces = split_line(lines[i], limit, self._length, language, tags or ())
                 log.warning("Line %d has %d tokens; it is translated in %d parts.", first_line + i, length, len(pieces))
             parts += pieces
             lines_of_parts += [i] * len(pieces)
         return parts, lines_of_parts
+
+    def _name_the_line(self, lines: Sequence[str], filled: Sequence[int], first_line: int) -> None:
+        for i in filled:
+            try:
+                self.tokenizer.encode_source(lines[i])
+            except UserError as error:
+                raise UserError(f"Line {first_line + i}: {error}") from error
 
     def _length(self, text: str) -> int:
         return len(self.tokenizer.encode_source(text))
@@ -182,7 +196,10 @@ class Translator:
     ) -> list[tuple[Hypothesis, ...]]:
         sources = self._encode(parts, [first_line + i for i in numbers])
         given = self._encode_prefixes(prefixes, numbers)
-        return self.translate_tokens(sources, config, given, [first_line + i for i in numbers])
+        # Each part draws from a number of its own: that of its line, and its place in it.
+        place = [i - numbers.index(n) for i, n in enumerate(numbers)] if config.sample else [0] * len(numbers)
+        drawn = [(first_line + n + 7919 * k) % 2**31 for n, k in zip(numbers, place, strict=True)]
+        return self.translate_tokens(sources, config, given, drawn)
 
     def translate_tokens(
         self,
@@ -196,8 +213,8 @@ class Translator:
         `prefixes`: target ids that each must begin with. `sentence_ids`: what its drawing follows from, with the seed.
         """
         config = config or self.config
-        prefixes = prefixes or [[]] * len(sources)
-        sentence_ids = sentence_ids or range(len(sources))
+        prefixes = [[]] * len(sources) if prefixes is None else prefixes
+        sentence_ids = range(len(sources)) if sentence_ids is None else sentence_ids
         decoder = self._decoder(config)
         found: list[tuple[Hypothesis, ...]] = [()] * len(sources)
         for batch in self._batches([len(ids) for ids in sources], config.batch_tokens):
@@ -229,21 +246,27 @@ class Translator:
         return sources
 
     def _encode_prefixes(self, prefixes: Sequence[str] | str | None, numbers: Sequence[int]) -> list[list[int]]:
-        """Target ids that each part must begin with."""
-        if prefixes is None:
+        """Target ids that each part must begin with. The second part of a line has no prefix: the first one has it."""
+        if prefixes is None or not numbers:
             return [[]] * len(numbers)
         if isinstance(prefixes, str):
-            ids = self.tokenizer.encode_target(prefixes)[:-1]
-            return [ids] * len(numbers)
-        if numbers and len(prefixes) <= max(numbers):
-            raise UserError(f"There are {len(prefixes)} prefixes for more lines; give one for each, or one for all.")
-        encoded = self.tokenizer.encode_target_batch(list(prefixes))
-        # The second part of a line has no prefix: the first one has it.
-        return [encoded[n][:-1] if i == 0 or numbers[i - 1] != n else [] for i, n in enumerate(numbers)]
+            encoded = self.tokenizer.encode_target_batch([prefixes]) * (max(numbers) + 1)
+        else:
+            if len(prefixes) <= max(numbers):
+                raise UserError(
+                    f"There are {len(prefixes)} prefixes for more lines; give one for each, or one for all."
+                )
+            encoded = self.tokenizer.encode_target_batch(list(prefixes))
+        given = [encoded[n][:-1] if i == 0 or numbers[i - 1] != n else [] for i, n in enumerate(numbers)]
+        if getattr(self.tokenizer, "unknown_id", None) in {token for ids in given for token in ids}:
+            raise UserError("A prefix has letters that the model cannot spell; leave them out.")
+        if max(map(len, given)) >= self.model.config.max_length:
+            raise UserError(f"A prefix is longer than the model, which ends at {self.model.config.max_length} tokens.")
+        return given
 
     def _rows(self, room: int, batch_tokens: int) -> tuple[int, int]:
         """Rows of a full batch of this length, and of the small one."""
-        return row_sizes(max(1, batch_tokens // max(room, SHARED_ROWS)), self.mesh.size)
+        return row_sizes(min(MOST_ROWS, max(1, batch_tokens // max(room, SHARED_ROWS))), self.mesh.size)
 
     def _batches(self, lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
         """Indices in batches of similar length, the longest first: only the last may not be full."""
@@ -284,7 +307,7 @@ class Translator:
         if config.max_length is not None:
             limits.append(config.max_length)
         if config.max_length_factor is not None:
-            limits.append(math.ceil(source_length * config.max_length_factor))
+            limits.append(math.ceil(min(source_length * config.max_length_factor, limits[0])))
         return min(limits)
 
     def _decode_batch(
@@ -309,12 +332,12 @@ class Translator:
         limits[: len(sources)] = [self._limit(len(source), config) for source in sources]
         asked = {"limits_B": limits}
         if config.min_length:
-            asked["min_lengths_B"] = np.full(rows, config.min_length, np.int32)
+            asked["min_lengths_B"] = np.full(rows, min(config.min_length, self.model.config.max_length), np.int32)
         if any(prefixes):
             asked |= _prefix_arrays(prefixes, rows, self._room(max(map(len, prefixes))))
         if config.sample:
             asked["sentence_ids_B"] = np.resize(np.asarray(sentence_ids, np.int32), rows)
-        length = min(self._limit(S, config), self.model.config.max_length)
+        length = max(1, self._limit(S, config))
         batch = shard_rows((ids, segments, asked), self.mesh)
         found = decoder.decode(self.params, *batch, length=length, few_rows=min(few_rows, rows), seed=config.seed)
         return [
