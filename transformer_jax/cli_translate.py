@@ -61,11 +61,11 @@ def _lines(number: int, translation: Any, options: argparse.Namespace) -> list[s
 
 
 def _report(seconds: dict[str, float], loaded: float, n_tokens: int) -> None:
-    running = seconds["encode"] + seconds["decode"]
+    running = seconds["decode"]
     speed = n_tokens / running if running else 0.0
     print(
-        f"load {loaded:.1f} s, compile {seconds['compile']:.1f} s, encode {seconds['encode']:.1f} s, decode "
-        f"{seconds['decode']:.1f} s; {n_tokens:,} tokens, {speed:,.0f} tokens/s",
+        f"load {loaded:.1f} s, compile {seconds['compile']:.1f} s, encode and decode "
+        f"{running:.1f} s; {n_tokens:,} tokens, {speed:,.0f} tokens/s",
         file=sys.stderr,
     )
 

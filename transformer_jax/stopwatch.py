@@ -1,4 +1,4 @@
-"""Where the time of a translation goes: compiling, encoding, decoding."""
+"""Where the time of a translation goes: compiling, and all else."""
 
 from __future__ import annotations
 
