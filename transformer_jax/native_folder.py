@@ -24,7 +24,7 @@ DECODER, MODEL = "decoder.yml", "model.npz"
 
 
 def is_native(path: Path) -> bool:
-    """Whether a path is a native Marian model: an .npz, or a folder that holds one, or the decoder.yml of one."""
+    """Whether a path is a native Marian model: an .npz, or a folder that holds one or the decoder.yml of one."""
     if path.name.startswith("pytorch_model"):
         return False
     return path.suffix in (".npz", ".bin") or (path / DECODER).is_file() or (path.is_dir() and any(path.glob("*.npz")))

@@ -197,7 +197,9 @@ class Translator:
         sources = self._encode(parts, [first_line + i for i in numbers])
         given = self._encode_prefixes(prefixes, numbers)
         # Each part draws from a number of its own: that of its line, and its place in it.
-        place = [i - numbers.index(n) for i, n in enumerate(numbers)] if config.sample else [0] * len(numbers)
+        place: list[int] = []
+        for i, n in enumerate(numbers):
+            place.append(place[-1] + 1 if i and numbers[i - 1] == n else 0)
         drawn = [(first_line + n + 7919 * k) % 2**31 for n, k in zip(numbers, place, strict=True)]
         return self.translate_tokens(sources, config, given, drawn)
 

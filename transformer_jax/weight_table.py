@@ -170,10 +170,3 @@ def put(tree: Params, path: tuple[str, ...], value: Any) -> None:
     for key in path[:-1]:
         tree = tree.setdefault(key, {})
     tree[path[-1]] = value
-
-
-def count_parameters(params: Params) -> int:
-    """How many numbers a tree of parameters holds."""
-    import jax
-
-    return sum(int(np.prod(x.shape)) for x in jax.tree.leaves(params))
