@@ -110,7 +110,7 @@ def prepare_ours(folder: Path, options: argparse.Namespace) -> Run:
                 min_length=options.length,
                 max_length=options.length,
                 extra_length=None,
-                batch_tokens=batch_size * 64,  # so many rows of up to 64 tokens
+                batch_tokens=batch_size * 128,  # so many rows of up to 128 tokens
             )
             made += sum(len(found[0].tokens) for found in translator.translate_tokens(request, config))
         return made

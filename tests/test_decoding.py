@@ -17,6 +17,7 @@ from transformer_jax.model import Transformer
 from transformer_jax.search import beam_search
 from transformer_jax.search_rules import SearchOptions
 from transformer_jax.sharding import data_mesh, replicate, shard_rows
+from transformer_jax.source_tiles import pack_sources
 from transformer_jax.tokenizer import CharacterTokenizer
 from transformer_jax.translator import Hypothesis, Translator
 
@@ -92,7 +93,9 @@ DECODERS: dict[int, BatchDecoder] = {}  # by the number of devices: the tests sh
 def decode(n_devices: int, few_rows: int) -> Any:
     mesh = data_mesh(n_devices)
     decoder = DECODERS.setdefault(n_devices, BatchDecoder(MODEL, mesh, OPTIONS))
-    arrays = shard_rows(batch(), mesh)
+    sources = [TOKENIZER.encode_source(line) for line in LINES]
+    tiles = pack_sources(sources, len(LINES), 8, CONFIG.pad_id, n_devices)
+    arrays = shard_rows((tiles, batch()[2]), mesh)
     return decoder.decode(replicate(PARAMS, mesh), *arrays, length=LENGTH, few_rows=few_rows)
 
 

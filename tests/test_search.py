@@ -23,6 +23,8 @@ from transformer_jax.search import (
     Hypotheses,
     NBest,
     Step,
+    _best,
+    _best_of_beams,
     advance,
     beam_rows,
     beam_search,
@@ -955,3 +957,22 @@ def test_marian_follows_native_marians_flags(flags: str, factor: float, options:
         assert outputs(found, b)[0] == best["ids"] + [0] * best["finished"]
         assert found.finished_BN[b, 0] == best["finished"]
         np.testing.assert_allclose(found.scores_BN[b], case["scores"], atol=1e-4)
+
+
+@pytest.mark.parametrize("n", [2, 5, 8])
+def test_the_best_of_many_are_those_of_a_full_sort_with_ties_in_order(n: int) -> None:
+    """NumPy's stable sort is the golden value; few different values, so that most are tied, also over blocks."""
+    rng = np.random.default_rng(n)
+    values = rng.integers(0, 40, (6, 256 * 45 + 77)).astype(np.float32)
+    values[0] = 3.0  # all equal: the first n places
+    values[1, -3:] = 99.0  # the best stand after the last whole block
+    values[2, ::2] = -np.inf
+    values[3] = -np.inf
+    best, places = _best(jnp.asarray(values), n)
+    golden = np.argsort(-values, axis=1, kind="stable")[:, :n]
+    np.testing.assert_array_equal(places, golden)
+    np.testing.assert_array_equal(best, np.take_along_axis(values, golden, axis=1))
+    of_beams = values.reshape(2, 3, -1)
+    best, places = _best_of_beams(jnp.asarray(of_beams), n)
+    golden = np.argsort(-of_beams.reshape(2, -1), axis=1, kind="stable")[:, :n]
+    np.testing.assert_array_equal(places, golden)

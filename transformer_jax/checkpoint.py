@@ -23,7 +23,7 @@ STATE, PROGRESS, SHAPES = "state", "progress", "shapes"
 class Checkpoints:
     """The checkpoints of one run folder, newest kept."""
 
-    def __init__(self, folder: Path, keep: int) -> None:
+    def __init__(self, folder: Path, keep: int | None) -> None:
         import orbax.checkpoint as ocp
 
         # Orbax tells of every save and restore on the root logger's INFO level, and of absent files on WARNING.
@@ -104,10 +104,39 @@ class Checkpoints:
                 "go on with the model that it was trained with, or train into another folder."
             )
 
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Waits for a save that is under way."""
         self._manager.wait_until_finished()
         self._manager.close()
+
+
+def read_params(folder: Path, step: int) -> Any:
+    """The parameters of one checkpoint as NumPy arrays, on any number of devices, without the optimizer's state."""
+    import numpy as np
+    import orbax.checkpoint as ocp
+
+    path = folder.absolute() / str(step) / STATE
+    try:
+        with ocp.PyTreeCheckpointer() as checkpointer:
+            described: Any = checkpointer.metadata(path)
+            params = described.item_metadata.tree["params"]
+            wanted = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
+            as_numpy = jax.tree.map(lambda x: ocp.RestoreArgs(restore_type=np.ndarray, dtype=x.dtype), params)
+            args = ocp.args.PyTreeRestore(
+                item={"params": wanted}, restore_args={"params": as_numpy}, partial_restore=True
+            )
+            return checkpointer.restore(path, args=args)["params"]
+    except Exception as error:  # whatever a damaged file makes orbax raise
+        reason = str(error).split("\n")[0][:200]
+        raise UserError(
+            f"The checkpoint of step {step} in {folder} cannot be read ({reason}); leave it out."
+        ) from error
 
 
 def array_shapes(state: TrainState) -> dict[str, list[int]]:

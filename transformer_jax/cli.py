@@ -1,4 +1,4 @@
-"""The command line: `transformer-jax translate | score | evaluate | convert`."""
+"""The command line: `transformer-jax translate | score | evaluate | convert | average`."""
 
 from __future__ import annotations
 
@@ -55,6 +55,7 @@ def _dispatch(arguments: list[str]) -> int:
     _add_score(commands.add_parser("score", help="how likely given translations are"))
     _add_evaluate(commands.add_parser("evaluate", help="translate and compare with references"))
     _add_convert(commands.add_parser("convert", help="write a model in another format"))
+    _add_average(commands.add_parser("average", help="make one model of a run's last checkpoints"))
     options = parser.parse_args(arguments)
     return options.run(options)
 
@@ -105,6 +106,16 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_convert)
 
 
+def _add_average(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Average the parameters of a run's checkpoints into a model folder."
+    parser.add_argument("run_folder", metavar="RUN", type=Path, help="the folder of a run")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--last", type=int, metavar="N", help="the newest N checkpoints (all that the run kept)")
+    which.add_argument("--steps", type=int, nargs="+", metavar="STEP", help="the checkpoints of these steps")
+    parser.add_argument("--output", type=Path, required=True, help="a new folder for the model")
+    parser.set_defaults(run=_average)
+
+
 def _translate(options: argparse.Namespace) -> int:
     from transformer_jax.cli_translate import translate
 
@@ -130,6 +141,15 @@ def _convert(options: argparse.Namespace) -> int:
     print(f"read       {model.source}")
     print(f"           {model.account}")
     print(f"written    {options.folder}")
+    return 0
+
+
+def _average(options: argparse.Namespace) -> int:
+    from transformer_jax.averaging import average_run
+
+    steps = average_run(options.run_folder, options.output, options.last, options.steps)
+    print(f"averaged   {len(steps)} checkpoints, steps {', '.join(map(str, steps))}")
+    print(f"written    {options.output}")
     return 0
 
 

@@ -23,7 +23,7 @@ def add_model(parser: argparse.ArgumentParser, metavar: str | None = None) -> No
 
 
 def add_running(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--batch-tokens", type=int, help="source slots that are translated together (2048)")
+    parser.add_argument("--batch-tokens", type=int, help="source slots that are translated together (4096)")
     parser.add_argument("--devices", type=int, help="devices to use (all)")
 
 

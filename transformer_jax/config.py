@@ -66,6 +66,8 @@ class ModelConfig:
     """On the attention weights; not in the paper."""
     feed_forward_dropout: float = 0.0
     """On the feed-forward hidden layer; not in the paper."""
+    word_dropout: float = 0.0
+    """Share of tokens whose whole embedding is zeroed, on both sides (Gal & Ghahramani 2016; Sennrich et al. 2016)."""
     norm: Literal["post", "pre"] = "post"
     """post: LayerNorm(x + Sublayer(x)), the paper (§3.1). pre: x + Sublayer(LayerNorm(x)), and a last norm on top."""
     norm_epsilon: float = 1e-5
@@ -96,6 +98,8 @@ class ModelConfig:
     end_id: int = 2
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the computation. Parameters, layer norms, attention scores and logits are float32 always."""
+    remat: bool = False
+    """Keep only each layer's input for the gradient and compute the rest again: less memory, a third more time."""
 
     def __post_init__(self) -> None:
         _one_of(
@@ -112,7 +116,7 @@ class ModelConfig:
             _not_below(self, 1, "decoder_d_ff")
         if self.source_pad_id is not None:
             _not_below(self, 0, "source_pad_id")
-        _probabilities(self, "dropout", "attention_dropout", "feed_forward_dropout")
+        _probabilities(self, "dropout", "attention_dropout", "feed_forward_dropout", "word_dropout")
         _check(
             self.d_model % self.n_heads == 0,
             f"d_model is {self.d_model}, which is not a multiple of n_heads, {self.n_heads}; "
@@ -242,6 +246,14 @@ class TrainConfig:
     """all: epsilon spread over the whole vocabulary. others: over all but the right token (tensor2tensor)."""
     accumulation: int = 1
     """Parts that a step's batch is computed in, one after another, to save memory; only dropout's masks change."""
+    r_drop: float = 0.0
+    """Weight of R-Drop (Liang et al. 2021): each batch is read twice with other dropout masks, and the divergence of
+    the two predictions, alpha/4 (KL(p||q) + KL(q||p)) per token, is added to the mean of the two losses; 5 there."""
+    ema_decay: float | None = None
+    """Evaluate and save an average of the parameters that forgets by this factor per step (0.999, say) instead of the
+    last ones; over the first steps it forgets faster, so that it does not remember the start. None: no average."""
+    average_last: int = 1
+    """The model of a finished run is the average of so many last checkpoints (§6.1: 5 for base, 20 for big)."""
     log_every: int = 50
     evaluate_every: int | None = 1000
     """Steps between evaluations, the last step being one; 0: after each epoch; None: never."""
@@ -255,7 +267,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         _one_of(self, schedule=("paper", "rsqrt", "cosine", "constant"), smoothing=("all", "others"))
         _not_below(self, 1, "steps", "warmup_steps", "accumulation", "log_every", "checkpoint_every")
-        _not_below(self, 1, "keep_checkpoints")
+        _not_below(self, 1, "keep_checkpoints", "average_last")
         _not_below(self, 0, "seed")
         _check(
             self.evaluate_every is None or self.evaluate_every >= 0,
@@ -265,6 +277,20 @@ class TrainConfig:
         for name in ("peak_rate", "clip_norm", "patience", "n_devices", "epochs"):
             value = getattr(self, name)
             _check(value is None or value > 0, f"{name} is {value}; it must be above 0.")
+        _check(self.r_drop >= 0, f"r_drop is {self.r_drop}; it must be 0 (none) or more.")
+        _check(
+            self.ema_decay is None or 0 < self.ema_decay < 1,
+            f"ema_decay is {self.ema_decay}; it must be above 0 and below 1.",
+        )
+        _check(
+            self.average_last <= self.keep_checkpoints,
+            f"average_last is {self.average_last}, but keep_checkpoints is {self.keep_checkpoints}; keep at least as "
+            "many as are averaged.",
+        )
+        _check(
+            self.average_last == 1 or self.ema_decay is None,
+            "average_last and ema_decay both average the parameters; take one of them.",
+        )
         _check(
             self.peak_rate is None or self.schedule != "paper",
             f"peak_rate is {self.peak_rate}, but schedule paper (Eq. 3) sets its own; take schedule rsqrt.",
@@ -309,8 +335,8 @@ class DecodeConfig:
     """Of the drawing."""
     long_lines: Literal["split", "cut"] = "split"
     """Lines beyond the model's limit are split at sentence ends and joined again, or cut."""
-    batch_tokens: int = 2048
-    """Source slots that are translated together."""
+    batch_tokens: int = 4096
+    """Source slots that are translated together: 32 sentences of up to 128 tokens, and no more of shorter ones."""
     metric: Literal["bleu", "exact"] = "bleu"
     """What is best: sacreBLEU, or the share of lines that are right to the letter."""
     limit: int | None = None

@@ -1,8 +1,8 @@
 """The Transformer as a step function for `search`, in a few programs of static shapes.
 
 When few sentences of a batch are left, they move together into a smaller shape, so that one long line does not hold
-sixty-three short ones: two programs for each length of source, whatever the text. Cross-attention's keys and
-values are computed once a sentence and shared by its beams; only those of self-attention follow the beams.
+sixty-three short ones: two programs for each length of source, whatever the text. Keys and values stay where they are:
+those of cross-attention are shared by a sentence's beams, and of self-attention each beam looks at its ancestors'.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from transformer_jax.array_types import Array, Int
+from transformer_jax.array_types import Array, Float, Int
 from transformer_jax.config import ModelConfig
 from transformer_jax.model import DecoderState, Transformer
 from transformer_jax.search import (
@@ -27,7 +27,6 @@ from transformer_jax.search import (
     NBest,
     Sentences,
     advance_until,
-    beam_rows,
     greedy,
     hypotheses,
     start_beams,
@@ -35,8 +34,11 @@ from transformer_jax.search import (
 )
 from transformer_jax.search_rules import SearchOptions
 from transformer_jax.sharding import DATA, replicate, to_host
+from transformer_jax.source_tiles import SourceTiles, encode_tiles
 from transformer_jax.stopwatch import Stopwatch
 
+FUSED_ROWS = 64
+"""Rows of logits up to which their product may be fused with their maximum."""
 SHRINK = 4
 """When so many times fewer sentences are left, they move together into a shape with so many times fewer rows."""
 
@@ -66,7 +68,7 @@ class BatchDecoder:
         self.model, self.mesh, self.options, self.stopwatch = model, mesh, options, stopwatch
         rows, everywhere = PartitionSpec(DATA), PartitionSpec()
         # What all devices have alike in a BeamState are the two step counters; all else goes by sentence.
-        decoder = DecoderState(self_attention=rows, cross_attention=rows, memory_segments_BS=rows, step=everywhere)  # type: ignore[arg-type]
+        decoder: Any = DecoderState(rows, rows, rows, rows, step=everywhere)  # type: ignore[arg-type]
         beams = BeamState(t=everywhere, decoder=decoder, sentences=rows)  # type: ignore[arg-type]
         self._beams_sharding = jax.tree.map(
             lambda spec: NamedSharding(mesh, spec), beams, is_leaf=lambda x: isinstance(x, PartitionSpec)
@@ -84,21 +86,20 @@ class BatchDecoder:
             return advance_until(step, reorder_beams, state, options, few, total)
 
         @functools.partial(jax.jit, static_argnames="length")
-        def start(params: Any, seed: Array, few: Array, ids_BS: Array, segments_BS: Array, asked: Any, length: int):
+        def start(params: Any, seed: Array, few: Array, sources: SourceTiles, asked: Any, length: int):
             """The search of a batch until `few` sentences are left."""
 
             def begin(params: Any, seed: Array, few: Array, *batch: Any) -> BeamState:
                 key = jax.random.key(seed)
                 return run(params, start_search(model, options, params, key, *batch, length=length), few)
 
-            specs = (everywhere, everywhere, everywhere, rows, rows, rows)
-            return on_devices(begin, specs, beams)(params, seed, few, ids_BS, segments_BS, asked)
+            specs = (everywhere, everywhere, everywhere, rows, rows)
+            return on_devices(begin, specs, beams)(params, seed, few, sources, asked)
 
         @jax.jit
         def finish(params: Any, state: BeamState, index_X: Array) -> BeamState:
             """The rest of the search, for the sentences that are left."""
-            take = functools.partial(take_decoder, beam_size=options.beam_size)
-            state = take_sentences(state, index_X, take)
+            state = take_sentences(state, index_X, take_decoder)
             # The specs of a BeamState are a prefix of its tree: the counters alike, the rest by sentence.
             state = jax.lax.with_sharding_constraint(state, _like(self._beams_sharding, state))
             return on_devices(run, (everywhere, beams, everywhere), beams)(params, state, jnp.asarray(0))
@@ -113,8 +114,7 @@ class BatchDecoder:
     def decode(
         self,
         params: Any,
-        ids_BS: Int[Array, "B S"],
-        segments_BS: Int[Array, "B S"],
+        sources: SourceTiles,
         asked: dict[str, Array],
         length: int,
         few_rows: int,
@@ -122,10 +122,10 @@ class BatchDecoder:
     ) -> NBest:
         """Outputs of a batch, on the host. `asked` are the arguments of `search.start_beams` that go by sentence, at
         least limits_B; the batch shrinks to `few_rows` when so few are left (B: never); `seed` is for sampling."""
-        B, n = len(ids_BS), self.options.n_best
+        B, n = len(sources.places_BS), self.options.n_best
         numbers = (np.asarray(seed), np.asarray(few_rows if few_rows < B else 0))
         with self._measure("decode"):
-            state = self._start(params, *replicate(numbers, self.mesh), ids_BS, segments_BS, asked, length=length)
+            state = self._start(params, *replicate(numbers, self.mesh), sources, asked, length=length)
             sentences = to_host(state.sentences)
             found = _n_best(sentences, n)
             left = np.flatnonzero(np.any(np.asarray(sentences.sums_BW) > -np.inf, axis=1))
@@ -162,9 +162,22 @@ def step_function(model: Transformer, params: Any) -> Callable[[DecoderState, Ar
 
     def step(state: DecoderState, tokens_R: Int[Array, "R"]) -> tuple[Array, DecoderState]:
         logits_R1V, state = model.apply({"params": params}, state, tokens_R[:, None], method="decode_step")  # type: ignore[misc]
-        return jax.nn.log_softmax(logits_R1V[:, 0]), state
+        return log_softmax(logits_R1V[:, 0]), state
 
     return step
+
+
+def log_softmax(logits_RV: Float[Array, "R V"]) -> Float[Array, "R V"]:
+    """`jax.nn.log_softmax` of a step's logits.
+
+    XLA's CPU backend fuses a maximum with the product before it. For many rows that product is then three times slower
+    (docs/performance.md), so there the maximum is written as a comparison, which it leaves alone.
+    """
+    if len(logits_RV) <= FUSED_ROWS:
+        return jax.nn.log_softmax(logits_RV)
+    higher = jax.lax.reduce(logits_RV, -jnp.inf, lambda a, b: jax.lax.select(a > b, a, b), (1,))
+    shifted_RV = logits_RV - higher[:, None]
+    return shifted_RV - jnp.log(jnp.sum(jnp.exp(shifted_RV), axis=1, keepdims=True))
 
 
 def start_search(
@@ -172,36 +185,32 @@ def start_search(
     options: SearchOptions,
     params: Any,
     key: Array,
-    ids_BS: Int[Array, "B S"],
-    segments_BS: Int[Array, "B S"],
+    sources: SourceTiles,
     asked: dict[str, Array],
     *,
     length: int,
 ) -> BeamState:
     """Encodes the sources, and the beams before the first step."""
-    variables = {"params": params}
-    memory_BSD = model.apply(variables, ids_BS, segments_BS, method="encode")
-    state = model.apply(variables, memory_BSD, segments_BS, length, options.beam_size, method="start_decoding")
-    start_B = jnp.full(ids_BS.shape[:1], model.config.start_id, jnp.int32)
+    memory_BSD, segments_BS = encode_tiles(model, params, sources), sources.segments_BS
+    state: Any = model.apply(
+        {"params": params}, memory_BSD, segments_BS, length, options.beam_size, method="start_decoding"
+    )
+    start_B = jnp.full(segments_BS.shape[:1], model.config.start_id, jnp.int32)
     asked = dict(asked, **({} if options.sampling is None else {"key": key}))
     return start_beams(state, start_B, asked.pop("limits_B"), options, length, **asked)
 
 
 def reorder_beams(state: DecoderState, rows_R: Int[Array, "R"]) -> DecoderState:
-    """The state whose beams are these; what belongs to the sentence stays."""
-    gathered = jax.tree.map(lambda x: x.at[rows_R].get(mode="promise_in_bounds"), state.self_attention)
-    return dataclasses.replace(state, self_attention=gathered)
+    """The state whose beams are these, each one of its own sentence's."""
+    B, W, T = state.ancestors_BWT.shape
+    ancestors_RT = state.ancestors_BWT.reshape(B * W, T).at[rows_R].get(mode="promise_in_bounds")
+    return dataclasses.replace(state, ancestors_BWT=ancestors_RT.reshape(B, W, T))
 
 
-def take_decoder(state: DecoderState, index_X: Int[Array, "X"], beam_size: int) -> DecoderState:
+def take_decoder(state: DecoderState, index_X: Int[Array, "X"]) -> DecoderState:
     """The state of these sentences."""
-    rows = beam_rows(index_X, beam_size)
-    return DecoderState(
-        self_attention=jax.tree.map(lambda x: x[rows], state.self_attention),
-        cross_attention=jax.tree.map(lambda x: x[index_X], state.cross_attention),
-        memory_segments_BS=state.memory_segments_BS[index_X],
-        step=state.step,
-    )
+    taken = jax.tree.map(lambda x: x[index_X] if x.ndim else x, state)
+    return dataclasses.replace(taken, step=state.step)
 
 
 def make_decode(model: Transformer, mesh: Mesh, suppressed: tuple[int, ...] = ()) -> Callable[..., Hypotheses]:

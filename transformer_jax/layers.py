@@ -80,6 +80,13 @@ def dropout(x: Array, rate: float, key: Array | None) -> Array:
     return jnp.where(keep_mask(key, keep, x.shape), x / jnp.asarray(keep, x.dtype), jnp.zeros((), x.dtype))
 
 
+def drop_words(x_BTD: Float[Array, "B T D"], rate: float, key: Array) -> Float[Array, "B T D"]:
+    """Word dropout: whole vectors are zeroed, the others scaled up."""
+    keep = 1.0 - rate
+    kept_BT1 = keep_mask(key, keep, (*x_BTD.shape[:-1], 1))
+    return jnp.where(kept_BT1, x_BTD / jnp.asarray(keep, x_BTD.dtype), jnp.zeros((), x_BTD.dtype))
+
+
 def dropper(module: nn.Module, rate: float, deterministic: bool) -> Callable[[Array], Array]:
     """A function that drops at `rate`, each time by a fresh key of the module; the identity if deterministic."""
     if deterministic or rate == 0.0:

@@ -73,3 +73,15 @@ def cross_entropy(
         correct=jnp.sum(correct_BT * weights_BT),
         tokens=jnp.sum(weights_BT),
     )
+
+
+def symmetric_divergence(
+    first_BTV: Float[Array, "B T V"], second_BTV: Float[Array, "B T V"], weights_BT: Float[Array, "B T"]
+) -> Float[Array, ""]:
+    """KL(p||q) + KL(q||p) of the softmaxes of two logits, in nats, weighted and summed over tokens (R-Drop).
+
+    The two together are sum((p - q) (log p - log q)), in which the normalisers cancel.
+    """
+    first_BTV, second_BTV = first_BTV.astype(jnp.float32), second_BTV.astype(jnp.float32)
+    p_BTV, q_BTV = jax.nn.softmax(first_BTV), jax.nn.softmax(second_BTV)
+    return jnp.sum(((p_BTV - q_BTV) * (first_BTV - second_BTV)).sum(axis=-1) * weights_BT)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -18,13 +20,14 @@ from transformer_jax.layers import (
     FeedForward,
     LayerNorm,
     PositionalEncoding,
+    drop_words,
     dropper,
     residual,
 )
 
-KeysValues = tuple[Float[Array, "sentences H S K"], Float[Array, "sentences H S K"]]
-"""Keys and values of the encoder output. Target rows (B) may be more than sentences: beams, side by side."""
-TargetKeysValues = tuple[Float[Array, "B H length K"], Float[Array, "B H length K"]]
+KeysValues = tuple[Float[Array, "B H S K"], Float[Array, "B H S K"]]
+"""Keys and values of the encoder output."""
+TargetKeysValues = tuple[Float[Array, "B H places K"], Float[Array, "B H places K"]]
 """Keys and values of the target tokens, or of those so far with room for the next ones."""
 
 
@@ -32,13 +35,16 @@ TargetKeysValues = tuple[Float[Array, "B H length K"], Float[Array, "B H length 
 class DecoderState:
     """What the decoder remembers from one step to the next: a value that goes in and comes back.
 
-    The leading axis of what belongs to the encoder output is the sentence (B), that of self-attention the row: there
-    may be several rows to a sentence, its beams, side by side. Either may be reordered, repeated or dropped between
-    steps.
+    The leading axis is the sentence, which may have several beams (W). Sentences may be reordered, repeated or dropped
+    between steps. Beams change places by `ancestors_BWT` alone: keys and values stay where they were written, and a
+    beam looks at those that its ancestors wrote.
     """
 
     self_attention: tuple[TargetKeysValues, ...]
-    """Per layer, keys and values of the tokens so far, (rows, H, length, K); the places from `step` on are unused."""
+    """Per layer, keys and values of the tokens so far, (B, H, length * W, K): token t of beam w is at place t * W + w.
+    The places from `step * W` on are unused."""
+    ancestors_BWT: Int[Array, "B W length"]
+    """Which beam wrote token t of what is now beam w."""
     cross_attention: tuple[KeysValues, ...]
     """Per layer, keys and values of the encoder output, (B, H, S, K). Fixed."""
     memory_segments_BS: Int[Array, "B S"]
@@ -91,17 +97,17 @@ class DecoderLayer(nn.Module):
     def __call__(
         self,
         x_BTD: Float[Array, "B T D"],
-        self_mask: Bool[Array, "#B 1 T length"],
+        self_mask: Bool[Array, "#B 1 T places"],
         memory: KeysValues,
-        memory_mask: Bool[Array, "sentences 1 #T S"],
+        memory_mask: Bool[Array, "B 1 #T S"],
         *,
         past: TargetKeysValues | None = None,
-        step: Int[Array, ""] | int = 0,
+        place: Int[Array, ""] | int = 0,
         deterministic: bool = True,
     ) -> tuple[Float[Array, "B T D"], TargetKeysValues]:
-        """x are the tokens from `step` on. `past` has room for the keys and values of all steps, and those before
-        `step` filled in; without it, x is all there is to look at. Returns the output and what x has been looked
-        up in: `past` with x's keys and values added."""
+        """`past` has places for the keys and values of all tokens, and those before `place` filled in; x's come next.
+        Without it, x is all there is to look at. Returns the output and what x has been looked up in: `past` with x's
+        keys and values added."""
         drop = dropper(self, self.config.dropout, deterministic)
         drop_weights = _weights_dropper(self, deterministic)
         looked_at: list[TargetKeysValues] = []
@@ -109,16 +115,13 @@ class DecoderLayer(nn.Module):
         def attend_self(x_BTD: Array) -> Array:
             keys, values = self.self_attention.keys_values(x_BTD)
             if past is not None:
-                keys = jax.lax.dynamic_update_slice_in_dim(past[0], keys, step, axis=2)
-                values = jax.lax.dynamic_update_slice_in_dim(past[1], values, step, axis=2)
+                keys = jax.lax.dynamic_update_slice_in_dim(past[0], keys, place, axis=2)
+                values = jax.lax.dynamic_update_slice_in_dim(past[1], values, place, axis=2)
             looked_at.append((keys, values))
             return self.self_attention(x_BTD, keys, values, self_mask, drop=drop_weights)
 
         def attend_memory(x_BTD: Array) -> Array:
-            # Beams of one sentence, rows side by side, are so many queries to the same keys.
-            of_sentences = x_BTD.reshape(memory[0].shape[0], -1, x_BTD.shape[-1])
-            y = self.cross_attention(of_sentences, *memory, memory_mask, drop=drop_weights)
-            return y.reshape(x_BTD.shape)
+            return self.cross_attention(x_BTD, *memory, memory_mask, drop=drop_weights)
 
         def feed_forward(x_BTD: Array) -> Array:
             return self.feed_forward(x_BTD, deterministic=deterministic)
@@ -133,6 +136,11 @@ def _weights_dropper(module: EncoderLayer | DecoderLayer, deterministic: bool):
     """Attention dropout; None where there is none, which leaves the fused kernels free to run."""
     rate = module.config.attention_dropout
     return None if deterministic or rate == 0.0 else dropper(module, rate, deterministic)
+
+
+def maybe_remat(apply: Callable[..., Any], config: ModelConfig) -> Callable[..., Any]:
+    """`apply(layer, ...)`, of which the gradient keeps the inputs only, where the configuration says so."""
+    return nn.remat(apply) if config.remat else apply
 
 
 class Encoder(nn.Module):
@@ -157,8 +165,12 @@ class Encoder(nn.Module):
         mask = segment_mask(segments_BS, segments_BS)
         x_BSD = self.positions(x_BSD, positions_BS)
         x_BSD = dropper(self, self.config.dropout, deterministic)(x_BSD)
+
+        def apply(layer: EncoderLayer, x_BSD: Array) -> Array:
+            return layer(x_BSD, mask, deterministic=deterministic)
+
         for layer in self.layer:
-            x_BSD = layer(x_BSD, mask, deterministic=deterministic)
+            x_BSD = maybe_remat(apply, self.config)(layer, x_BSD)
         return self.norm(x_BSD) if self.config.norm == "pre" else x_BSD
 
 
@@ -181,12 +193,12 @@ class Decoder(nn.Module):
         self,
         x_BTD: Float[Array, "B T D"],
         positions_BT: Int[Array, "#B T"],
-        self_mask: Bool[Array, "#B 1 T length"],
+        self_mask: Bool[Array, "#B 1 T places"],
         memory: tuple[KeysValues, ...],
-        memory_mask: Bool[Array, "sentences 1 #T S"],
+        memory_mask: Bool[Array, "B 1 #T S"],
         *,
         past: tuple[TargetKeysValues, ...] | None = None,
-        step: Int[Array, ""] | int = 0,
+        place: Int[Array, ""] | int = 0,
         deterministic: bool = True,
     ) -> tuple[Float[Array, "B T D"], tuple[TargetKeysValues, ...]]:
         """The output and, per layer, the keys and values looked at; see `DecoderLayer`."""
@@ -194,15 +206,12 @@ class Decoder(nn.Module):
         x_BTD = dropper(self, self.config.dropout, deterministic)(x_BTD)
         looked_at = []
         for n, layer in enumerate(self.layer):
-            x_BTD, keys_values = layer(
-                x_BTD,
-                self_mask,
-                memory[n],
-                memory_mask,
-                past=None if past is None else past[n],
-                step=step,
-                deterministic=deterministic,
-            )
+
+            def apply(layer: DecoderLayer, x_BTD: Array, memory: KeysValues, past: TargetKeysValues | None) -> Any:
+                return layer(x_BTD, self_mask, memory, memory_mask, past=past, place=place, deterministic=deterministic)
+
+            before = None if past is None else past[n]
+            x_BTD, keys_values = maybe_remat(apply, self.config)(layer, x_BTD, memory[n], before)
             looked_at.append(keys_values)
         return self.norm(x_BTD) if self.config.norm == "pre" else x_BTD, tuple(looked_at)
 
@@ -277,9 +286,8 @@ class Transformer(nn.Module):
         if source_positions_BS is None:
             source_positions_BS = jnp.arange(source_ids_BS.shape[1])[None]
         embedding = self.target_embedding if self.config.shared_embedding else self.source_embedding
-        return self.encoder(
-            embedding(source_ids_BS), source_segments_BS, source_positions_BS, deterministic=deterministic
-        )
+        x_BSD = self._drop_words(embedding(source_ids_BS), deterministic)
+        return self.encoder(x_BSD, source_segments_BS, source_positions_BS, deterministic=deterministic)
 
     def decode(
         self,
@@ -298,7 +306,7 @@ class Transformer(nn.Module):
         if target_segments_BT is None:
             target_segments_BT = jnp.ones_like(target_ids_BT)
         x_BTD, _ = self.decoder(
-            self._embed_target(target_ids_BT),
+            self._drop_words(self._embed_target(target_ids_BT), deterministic),
             target_positions_BT,
             segment_mask(target_segments_BT, target_segments_BT, causal=True),
             self.decoder.keys_values(memory_BSD),
@@ -317,45 +325,56 @@ class Transformer(nn.Module):
         """The state before the first of at most `length` target tokens. Source rows hold one sentence each, of which
         `beam_size` target rows, one after another, are translations."""
         self._check_length("target", length)
-        c = self.config
-        shape = (memory_BSD.shape[0] * beam_size, c.n_heads, length, c.d_head)
+        c, B = self.config, memory_BSD.shape[0]
+        shape = (B, c.n_heads, length * beam_size, c.d_head)
         empty = tuple((jnp.zeros(shape, c.dtype), jnp.zeros(shape, c.dtype)) for _ in self.decoder.layer)
         return DecoderState(
             self_attention=empty,
+            ancestors_BWT=jnp.zeros((B, beam_size, length), jnp.int32),
             cross_attention=self.decoder.keys_values(memory_BSD),
             memory_segments_BS=source_segments_BS,
             step=jnp.zeros((), jnp.int32),
         )
 
     def decode_step(
-        self, state: DecoderState, target_ids_BT: Int[Array, "B T"]
-    ) -> tuple[Float[Array, "B T V"], DecoderState]:
-        """Logits after each of the next tokens (one, or several of a given prefix), and the state after them.
+        self, state: DecoderState, target_ids_RT: Int[Array, "R T"]
+    ) -> tuple[Float[Array, "R T V"], DecoderState]:
+        """Logits after each of the next tokens (one, or several of a given prefix), and the state after them. Row
+        b * W + w is beam w of sentence b.
 
         The caller sees to it that no more tokens come than `start_decoding` made room for: the step is known to the
         device only, so it cannot be checked here.
         """
-        T = target_ids_BT.shape[1]
-        length = state.self_attention[0][0].shape[2]
-        positions_1T = state.step + jnp.arange(T)[None]
-        seen = jnp.arange(length)[None, :] <= positions_1T[0][:, None]
-        x_BTD, self_attention = self.decoder(
-            self._embed_target(target_ids_BT),
-            positions_1T,
-            seen[None, None],
+        (B, W, length), T = state.ancestors_BWT.shape, target_ids_RT.shape[1]
+        # A sentence's beams are so many queries to what all of them have written, and to the encoder output.
+        ids_BP = jnp.swapaxes(target_ids_RT.reshape(B, W, T), 1, 2).reshape(B, T * W)
+        positions_T = state.step + jnp.arange(T)
+        own_W1 = jnp.arange(W)[:, None]
+        ancestors_BWT = jnp.where(jnp.arange(length) < state.step, state.ancestors_BWT, own_W1)
+        x_BPD, self_attention = self.decoder(
+            self._embed_target(ids_BP),
+            jnp.repeat(positions_T, W)[None],
+            _ancestry_mask(ancestors_BWT, positions_T),
             state.cross_attention,
             (state.memory_segments_BS != 0)[:, None, None, :],
             past=state.self_attention,
-            step=state.step,
+            place=state.step * W,
         )
-        state = dataclasses.replace(state, self_attention=self_attention, step=state.step + T)
-        return self._logits(x_BTD), state
+        state = dataclasses.replace(
+            state, self_attention=self_attention, ancestors_BWT=ancestors_BWT, step=state.step + T
+        )
+        x_RTD = jnp.swapaxes(x_BPD.reshape(B, T, W, -1), 1, 2).reshape(B * W, T, -1)
+        return self._logits(x_RTD), state
 
     def _embed_target(self, target_ids_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         x_BTD = self.target_embedding(target_ids_BT)
         if self.config.start_embedding == "zero":
             x_BTD = jnp.where((target_ids_BT == self.config.start_id)[..., None], 0, x_BTD)
         return x_BTD
+
+    def _drop_words(self, x_BTD: Float[Array, "B T D"], deterministic: bool) -> Float[Array, "B T D"]:
+        rate = self.config.word_dropout
+        return x_BTD if deterministic or rate == 0.0 else drop_words(x_BTD, rate, self.make_rng("dropout"))
 
     def _logits(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         output = self.target_embedding if self.config.tied_output else self.output_embedding
@@ -369,3 +388,15 @@ class Transformer(nn.Module):
                 f"The {side} has {length} tokens, but the model's positions end at {self.config.max_length}; "
                 "shorten the text, or raise max_length."
             )
+
+
+def _ancestry_mask(
+    ancestors_BWT: Int[Array, "B W length"], positions_T: Int[Array, "T"]
+) -> Bool[Array, "B 1 P places"]:
+    """Which places of the cache each beam may look at, at each of these positions: those up to its own that its
+    ancestors wrote, or it itself. P = T * W queries, places = length * W, both token by token, beam by beam."""
+    B, W, length = ancestors_BWT.shape
+    wrote_BWTU = ancestors_BWT[..., None] == jnp.arange(W)  # U: the beam that a place belongs to
+    reached_QT = jnp.arange(length) <= positions_T[:, None]
+    mask_BQWTU = wrote_BWTU[:, None] & reached_QT[:, None, :, None]
+    return mask_BQWTU.reshape(B, 1, len(positions_T) * W, length * W)

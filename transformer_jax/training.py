@@ -14,7 +14,7 @@ from jax.sharding import Mesh, PartitionSpec
 from transformer_jax.array_types import Array, Float
 from transformer_jax.batching import Batch
 from transformer_jax.config import TrainConfig
-from transformer_jax.loss import LossSums, cross_entropy
+from transformer_jax.loss import LossSums, cross_entropy, symmetric_divergence
 from transformer_jax.model import Transformer
 from transformer_jax.optimizer import learning_rate
 from transformer_jax.sharding import DATA
@@ -30,6 +30,13 @@ class TrainState:
     """Updates made so far."""
     params: Params
     opt_state: optax.OptState
+    average: Params | None = None
+    """The moving average of the parameters, where `ema_decay` asks for one."""
+
+    @property
+    def used_params(self) -> Params:
+        """What is evaluated and saved as the model."""
+        return self.params if self.average is None else self.average
 
 
 class StepLog(NamedTuple):
@@ -49,16 +56,21 @@ def init_params(model: Transformer, seed: int) -> Params:
     return jax.jit(model.init)(jax.random.key(seed), ids, ids)["params"]
 
 
-def init_state(model: Transformer, optimizer: optax.GradientTransformation, seed: int) -> TrainState:
-    params = init_params(model, seed)
-    return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params))
+def init_state(
+    model: Transformer, optimizer: optax.GradientTransformation, seed: int, ema_decay: float | None = None
+) -> TrainState:
+    return start_from(init_params(model, seed), optimizer, ema_decay)
 
 
-def batch_loss(
-    model: Transformer, params: Params, batch: Batch, config: TrainConfig, dropout_key: Array | None
-) -> LossSums:
-    """The loss of a batch, summed over its target tokens; with dropout if there is a key."""
-    logits_BTV: Any = model.apply(
+def start_from(params: Params, optimizer: optax.GradientTransformation, ema_decay: float | None = None) -> TrainState:
+    """The state before the first step, with these parameters."""
+    average = None if ema_decay is None else jax.tree.map(jnp.copy, params)  # the state is donated: no array twice
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), average)
+
+
+def batch_logits(model: Transformer, params: Params, batch: Batch, dropout_key: Array | None) -> Float[Array, "B T V"]:
+    """Logits for every target token of a batch; with dropout if there is a key."""
+    return model.apply(  # type: ignore[return-value]
         {"params": params},
         batch.source_ids_BS,
         batch.target_inputs_BT,
@@ -69,13 +81,29 @@ def batch_loss(
         deterministic=dropout_key is None,
         rngs=None if dropout_key is None else {"dropout": dropout_key},
     )
-    return cross_entropy(
-        logits_BTV,
-        batch.target_outputs_BT,
-        batch.weights_BT,
-        smoothing=config.label_smoothing,
-        reading=config.smoothing,
-    )
+
+
+def batch_loss(
+    model: Transformer, params: Params, batch: Batch, config: TrainConfig, dropout_key: Array | None
+) -> LossSums:
+    """The loss of a batch, summed over its target tokens; with dropout if there is a key, and then with R-Drop where
+    the configuration asks for it."""
+
+    def loss_of(logits_BTV: Array) -> LossSums:
+        return cross_entropy(
+            logits_BTV,
+            batch.target_outputs_BT,
+            batch.weights_BT,
+            smoothing=config.label_smoothing,
+            reading=config.smoothing,
+        )
+
+    if dropout_key is None or config.r_drop == 0.0:
+        return loss_of(batch_logits(model, params, batch, dropout_key))
+    first_BTV, second_BTV = (batch_logits(model, params, batch, key) for key in jax.random.split(dropout_key))
+    sums = jax.tree.map(lambda a, b: (a + b) / 2, loss_of(first_BTV), loss_of(second_BTV))
+    divergence = symmetric_divergence(first_BTV, second_BTV, batch.weights_BT)
+    return sums._replace(loss=sums.loss + config.r_drop / 4 * divergence)
 
 
 def summed_gradients(
@@ -133,10 +161,19 @@ def make_train_step(
         gradients = jax.tree.map(lambda g: g / jnp.maximum(sums.tokens, 1.0), gradients)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params: Any = optax.apply_updates(state.params, updates)
+        average = state.average
+        if config.ema_decay is not None:
+            average = moving_average(average, params, state.step, config.ema_decay)
         log = StepLog(sums, optax.tree.norm(gradients), rate(state.step + 1))
-        return TrainState(step=state.step + 1, params=params, opt_state=opt_state), log
+        return TrainState(state.step + 1, params, opt_state, average), log
 
     return jax.jit(train_step, donate_argnums=0)
+
+
+def moving_average(average: Any, params: Params, step: Array, decay: float) -> Params:
+    """The average after one more step: it keeps the share min(decay, (1 + step) / (10 + step)) of what it was."""
+    kept = jnp.minimum(decay, (1.0 + step) / (10.0 + step))
+    return jax.tree.map(lambda old, new: old + (1.0 - kept) * (new - old), average, params)
 
 
 def make_loss_step(model: Transformer, config: TrainConfig, mesh: Mesh) -> Callable[[Params, Batch], LossSums]:

@@ -22,15 +22,19 @@ from transformer_jax.pretrained import load_pretrained
 from transformer_jax.sampling import Sampling
 from transformer_jax.search_rules import SearchOptions
 from transformer_jax.sharding import data_mesh, replicate, shard_rows, to_host
+from transformer_jax.source_tiles import pack_sources
 from transformer_jax.stopwatch import Stopwatch
 from transformer_jax.tokenizer import CharacterTokenizer, Tokenizer
 
 log = logging.getLogger("transformer_jax")
 
-LENGTHS = (16, 32, 64, 160)
-"""Sentences are padded up to one of these, or to the model's limit: each is three compiled programs at most."""
-SHARED_ROWS = 64
+LENGTHS = (16, 32, 48, 80, 128, 224)
+"""Sentences are padded up to one of these, or to the model's limit: each is two compiled programs, and the last batch
+of a file, which may be small, one more."""
+SHARED_ROWS = 128
 """Shorter sentences come in batches of as many rows as those of this length: a batch fills up with the next shorter."""
+SCORED_SLOTS = 2048
+"""Tokens at most that are scored together: each has a row of logits of its own, unlike a decoding step's."""
 MOST_ROWS = 2048
 """Rows of a batch at most, whatever the tokens."""
 EARLY_STOPPING = {"best": False, "first": True, "never": "never"}
@@ -266,15 +270,18 @@ class Translator:
             raise UserError(f"A prefix is longer than the model, which ends at {self.model.config.max_length} tokens.")
         return given
 
-    def _rows(self, room: int, batch_tokens: int) -> tuple[int, int]:
+    def _rows(self, room: int, batch_tokens: int, shared_rows: int = SHARED_ROWS) -> tuple[int, int]:
         """Rows of a full batch of this length, and of the small one."""
-        return row_sizes(min(MOST_ROWS, max(1, batch_tokens // max(room, SHARED_ROWS))), self.mesh.size)
+        shared = max(room, min(shared_rows, self.model.config.max_length))
+        return row_sizes(min(MOST_ROWS, max(1, batch_tokens // shared)), self.mesh.size)
 
-    def _batches(self, lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
+    def _batches(
+        self, lengths: Sequence[int], batch_tokens: int, shared_rows: int = SHARED_ROWS
+    ) -> Iterator[list[int]]:
         """Indices in batches of similar length, the longest first: only the last may not be full."""
         order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
         while order:
-            rows, _ = self._rows(self._room(lengths[order[0]]), batch_tokens)
+            rows, _ = self._rows(self._room(lengths[order[0]]), batch_tokens, shared_rows)
             yield order[:rows]
             order = order[rows:]
 
@@ -329,7 +336,7 @@ class Translator:
             rows = self.mesh.size
         elif len(sources) <= few_rows:
             rows = few_rows
-        ids, segments = self._padded(sources, rows, S)
+        tiles = pack_sources(sources, rows, S, self.tokenizer.source_pad_id, self.mesh.size)
         limits = np.zeros(rows, np.int32)
         limits[: len(sources)] = [self._limit(len(source), config) for source in sources]
         asked = {"limits_B": limits}
@@ -340,7 +347,7 @@ class Translator:
         if config.sample:
             asked["sentence_ids_B"] = np.resize(np.asarray(sentence_ids, np.int32), rows)
         length = max(1, self._limit(S, config))
-        batch = shard_rows((ids, segments, asked), self.mesh)
+        batch = shard_rows((tiles, asked), self.mesh)
         found = decoder.decode(self.params, *batch, length=length, few_rows=min(few_rows, rows), seed=config.seed)
         return [
             tuple(self._hypothesis(found, row, n) for n in range(config.n_best) if found.scores_BN[row, n] > -np.inf)
@@ -389,9 +396,10 @@ class Translator:
         """The same for pairs of ids: source with its end token, target as it is to be scored."""
         lengths = [max(len(source), len(target), 1) for source, target in pairs]
         scores = [Score(0.0, ())] * len(pairs)
-        for batch in self._batches(lengths, self.config.batch_tokens):
+        slots = min(self.config.batch_tokens, SCORED_SLOTS)
+        for batch in self._batches(lengths, slots, shared_rows=1):
             T = self._room(lengths[batch[0]])
-            rows, _ = self._rows(T, self.config.batch_tokens)
+            rows, _ = self._rows(T, slots, shared_rows=1)
             ids, segments = self._padded([pairs[i][0] for i in batch], rows, T)
             inputs = np.full((rows, T), self.model.config.start_id, np.int32)
             outputs = np.zeros((rows, T), np.int32)

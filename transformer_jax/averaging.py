@@ -1,0 +1,98 @@
+"""§6.1: the average of a run's last checkpoints as a model, by `transformer-jax average` and at the end of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from transformer_jax.checkpoint import Checkpoints, read_params
+from transformer_jax.config import ModelConfig
+from transformer_jax.errors import UserError
+from transformer_jax.files import read_json
+from transformer_jax.model_folder import load_model, save_model
+from transformer_jax.run_folder import RunFolder
+from transformer_jax.tokenizer import load_tokenizer
+from transformer_jax.training import Params
+
+
+def average_params(folder: Path, steps: Sequence[int]) -> Params:
+    """The mean of the parameters of these checkpoints, added in float32, one checkpoint in memory at a time."""
+    total: Params | None = None
+    for step in steps:
+        params = read_params(folder, step)
+        if total is None:
+            total = jax.tree.map(lambda x: np.array(x, np.float32), params)
+            continue
+        _check_alike(total, params, steps[0], step)
+        total = jax.tree.map(lambda sum_, x: np.add(sum_, x, out=sum_), total, params)
+    if total is None:
+        raise UserError(f"No checkpoint of {folder} is named; name at least one to average.")
+    return jax.tree.map(lambda x: x / np.float32(len(steps)), total)
+
+
+def _check_alike(first: Params, other: Params, first_step: int, step: int) -> None:
+    shapes = [
+        {jax.tree_util.keystr(path, simple=True, separator="/"): x.shape for path, x in leaves}
+        for leaves in map(jax.tree_util.tree_leaves_with_path, (first, other))
+    ]
+    if shapes[0] != shapes[1]:
+        name = next(n for n in sorted({*shapes[0], *shapes[1]}) if shapes[0].get(n) != shapes[1].get(n))
+        raise UserError(
+            f"The checkpoints of steps {first_step} and {step} differ in {name}: {shapes[0].get(name, 'absent')} and "
+            f"{shapes[1].get(name, 'absent')}; only checkpoints of one model can be averaged."
+        )
+
+
+def last_steps(available: Sequence[int], last: int, folder: Path) -> list[int]:
+    """The steps of the newest `last` checkpoints, in order; steps are compared as numbers."""
+    if last < 1:
+        raise UserError(f"--last is {last}; it must be at least 1.")
+    if len(available) < last:
+        raise UserError(
+            f"{folder} holds {len(available)} checkpoints, fewer than the {last} to average; take fewer, or let the "
+            "run keep more (train.keep_checkpoints)."
+        )
+    return sorted(available)[-last:]
+
+
+def average_run(run: Path, output: Path, last: int | None = None, steps: Sequence[int] | None = None) -> list[int]:
+    """Writes the model folder of the average of a run's checkpoints, the newest `last` or those of `steps`, and
+    returns their steps."""
+    folder = RunFolder(run)
+    if not folder.checkpoints.is_dir():
+        raise UserError(f"{run} holds no checkpoints/; name the folder of a run.")
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UserError(f"{output} exists; name a new folder.")
+    with Checkpoints(folder.checkpoints, keep=None) as checkpoints:
+        available = checkpoints.steps
+    if steps:
+        missing = sorted(set(steps) - set(available))
+        if missing:
+            raise UserError(
+                f"{run} holds no checkpoint of step {missing[0]}; it holds {', '.join(map(str, available))}."
+            )
+        chosen = sorted(set(steps))
+    else:
+        chosen = last_steps(available, len(available) if last is None else last, run)
+    params = average_params(folder.checkpoints, chosen)
+    suppressed, search = (), {}
+    if (folder.model / "config.json").is_file():
+        model = load_model(folder.model)
+        suppressed, search = model.suppressed, model.search
+    save_model(output, _trained_config(run), params, suppressed, search)
+    load_tokenizer(folder.tokenizer).save(output)
+    return chosen
+
+
+def _trained_config(run: Path) -> ModelConfig:
+    """The architecture that a run trains, vocabulary size filled in."""
+    described: Any = read_json(run / "config.json").get("model")
+    known = {field.name for field in dataclasses.fields(ModelConfig)}
+    if not isinstance(described, dict) or not described.keys() <= known:
+        raise UserError(f"{run / 'config.json'} does not describe a model of this version; train or convert it anew.")
+    return ModelConfig(**described)
