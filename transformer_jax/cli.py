@@ -1,4 +1,4 @@
-"""The command line: `transformer-jax translate | score | evaluate | convert`."""
+"""The command line: `transformer-jax translate | score | evaluate | convert | prepare-tfds`."""
 
 from __future__ import annotations
 
@@ -55,6 +55,7 @@ def _dispatch(arguments: list[str]) -> int:
     _add_score(commands.add_parser("score", help="how likely given translations are"))
     _add_evaluate(commands.add_parser("evaluate", help="translate and compare with references"))
     _add_convert(commands.add_parser("convert", help="write a model in another format"))
+    _add_prepare_tfds(commands.add_parser("prepare-tfds", help="make a set of tensorflow-datasets from text files"))
     options = parser.parse_args(arguments)
     return options.run(options)
 
@@ -105,6 +106,22 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_convert)
 
 
+def _add_prepare_tfds(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Make a set of tensorflow-datasets, in array_record format, from parallel text files."
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="where sets are kept: --data.tfds-dir in training")
+    parser.add_argument("--name", default="parallel_text", help="of the set (parallel_text)")
+    parser.add_argument("--languages", nargs=2, required=True, metavar=("SOURCE", "TARGET"), help="such as en de")
+    parser.add_argument(
+        "--split",
+        nargs=3,
+        action="append",
+        required=True,
+        metavar=("SPLIT", "SOURCE", "TARGET"),
+        help="such as train train.en train.de; once for each split",
+    )
+    parser.set_defaults(run=_prepare_tfds)
+
+
 def _translate(options: argparse.Namespace) -> int:
     from transformer_jax.cli_translate import translate
 
@@ -130,6 +147,18 @@ def _convert(options: argparse.Namespace) -> int:
     print(f"read       {model.source}")
     print(f"           {model.account}")
     print(f"written    {options.folder}")
+    return 0
+
+
+def _prepare_tfds(options: argparse.Namespace) -> int:
+    from transformer_jax.tfds_parallel import prepare_parallel_text
+
+    splits = {split: (Path(source), Path(target)) for split, source, target in options.split}
+    if len(splits) < len(options.split):
+        raise UserError("A split is named twice: name each once, with all of its text in one pair of files.")
+    folder = prepare_parallel_text(splits, tuple(options.languages), options.folder, options.name)
+    print(f"written    {folder}")
+    print(f"train with --data.tfds {options.name}/{'-'.join(options.languages)} --data.tfds-dir {options.folder}")
     return 0
 
 
