@@ -15,9 +15,10 @@ from transformer_jax.pair_sources import ListedPairs, PairSource, WeightedSource
 from transformer_jax.progress import Progress
 from transformer_jax.run_folder import RunFolder
 from transformer_jax.sentencepiece_training import train_sentencepiece
-from transformer_jax.sharding import is_main_process, wait_for_all
+from transformer_jax.sharding import is_main_process, wait_for_main
 from transformer_jax.tasks import TASKS
 from transformer_jax.token_blocks import TokenRules
+from transformer_jax.token_cache import META
 from transformer_jax.tokenizer import CharacterTokenizer, Tokenizer, load_tokenizer
 from transformer_jax.training_text import Indexer, TrainingText
 
@@ -114,7 +115,7 @@ def training_pairs(
     cache = (config.cache or folder.tokens) / indexer.key(folder.tokenizer)
     if is_main_process():
         indexer.build(cache, folder.tokenizer)
-    wait_for_all("tokens")
+    wait_for_main((cache / META).is_file, "tokens")
     pairs, report = indexer.read(cache)
     return pairs, {**report, "tokens": str(cache)}
 

@@ -17,7 +17,7 @@ from typing import Any
 from transformer_jax.corpus import ParallelText
 from transformer_jax.errors import UserError
 from transformer_jax.pair_sources import Pair, PairSource, open_files
-from transformer_jax.sharding import is_main_process, wait_for_all
+from transformer_jax.sharding import is_main_process, wait_for_main
 
 FORMAT = "array_record"
 READ_AT_ONCE = 1024
@@ -105,22 +105,14 @@ def open_dataset(name: str, folder: Path | None, languages: tuple[str, str]) -> 
         languages: the names of the source's and the target's text in it, such as "en" and "de".
     """
     tfds = _import_tfds()
-    place = folder or "its default folder"
     # Those of the library that are not prepared yet are known to it only after this, where TensorFlow is absent.
     importlib.import_module("tensorflow_datasets.translate")
-    try:
-        builder = tfds.builder(name, data_dir=folder and str(folder), file_format=FORMAT)
-    except tfds.core.DatasetNotFoundError as error:
-        raise UserError(
-            f"There is no set {name} in {place}, and tensorflow-datasets knows none of that name: check --data.tfds "
-            "and --data.tfds-dir."
-        ) from error
-    except (ValueError, AssertionError) as error:
-        raise UserError(f"tensorflow-datasets cannot open {name} in {place}: {_first_line(error)}") from error
+    builder = _find(tfds, name, folder)
     if not builder.is_prepared():
         if is_main_process():
             _download(builder, name)
-        wait_for_all("download of the data set")
+        wait_for_main(Path(builder.data_path).is_dir, "download of the data set")
+        builder = _find(tfds, name, folder)  # what it holds is known only now
     found = str(getattr(builder.info.file_format, "value", builder.info.file_format))
     if found != FORMAT:
         raise UserError(f"{builder.data_path} is prepared as {found}, which needs TensorFlow: prepare it as {FORMAT}.")
@@ -133,6 +125,19 @@ def open_dataset(name: str, folder: Path | None, languages: tuple[str, str]) -> 
                 "--data.source-lang and --data.target-lang."
             )
     return Dataset(builder, languages)
+
+
+def _find(tfds: Any, name: str, folder: Path | None) -> Any:
+    place = folder or "its default folder"
+    try:
+        return tfds.builder(name, data_dir=folder and str(folder), file_format=FORMAT)
+    except tfds.core.DatasetNotFoundError as error:
+        raise UserError(
+            f"There is no set {name} in {place}, and tensorflow-datasets knows none of that name: check --data.tfds "
+            "and --data.tfds-dir."
+        ) from error
+    except (ValueError, AssertionError) as error:
+        raise UserError(f"tensorflow-datasets cannot open {name} in {place}: {_first_line(error)}") from error
 
 
 def _download(builder: Any, name: str) -> None:

@@ -32,6 +32,7 @@ from transformer_jax.token_blocks import TokenBlock
 FORMAT = 1
 """Part of every key: raised when the same text would give other tokens or other files."""
 SIDES = ("source", "target")
+META = "meta.json"
 PART = ".part"
 ABANDONED_SECONDS = 3600.0
 """A half-written folder that nothing was added to for so long belongs to a run that was killed."""
@@ -56,11 +57,11 @@ def folder_digest(folder: Path) -> str:
 def open_cache(folder: Path) -> tuple[TokenPairs, dict[str, Any]] | None:
     """The tokens of a cache folder and the report that was written with them; None: there is none that is whole."""
     try:
-        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        meta = json.loads((folder / META).read_text(encoding="utf-8"))
         sides = [_map_side(folder, side, meta) for side in SIDES]
         pairs = TokenPairs(sides[0], sides[1], meta["pad_id"], meta["start_id"], meta["fingerprint"])
         return pairs, meta["report"]
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, KeyError, TypeError):  # of another size than was written, or no JSON: a damaged disk or copy
         return None

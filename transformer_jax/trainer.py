@@ -38,7 +38,7 @@ from transformer_jax.progress import Progress
 from transformer_jax.run_data import Texts, find_tokenizer, read_texts, to_tokens, training_pairs
 from transformer_jax.run_folder import RunFolder
 from transformer_jax.run_model import check_lengths, fit_model, load_initial, within_the_model
-from transformer_jax.sharding import data_mesh, is_main_process, replicate, shard_rows, wait_for_all
+from transformer_jax.sharding import data_mesh, is_main_process, replicate, shard_rows, wait_for_main
 from transformer_jax.tokenizer import Tokenizer, load_tokenizer
 from transformer_jax.training import StepLog, TrainState, init_state, make_loss_step, make_train_step
 from transformer_jax.translator import Translator
@@ -128,7 +128,7 @@ class Trainer:
                 shutil.rmtree(folder, ignore_errors=True)
             tokenizer.save(part)
             part.rename(self.folder.tokenizer)
-        wait_for_all("tokenizer")
+        wait_for_main(self.folder.tokenizer.is_dir, "tokenizer")
         return load_tokenizer(self.folder.tokenizer)
 
     def _check_same_tokenizer(self, config: DataConfig) -> None:
