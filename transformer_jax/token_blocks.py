@@ -7,7 +7,10 @@ and hold the same tokens; only a few of them are in memory at a time.
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
+import signal
+import threading
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -142,13 +145,12 @@ def encode_blocks(
         for block in blocks:
             yield encode_block(block, tokenizer, rules)
         return
-    import multiprocessing
     from concurrent.futures import Future, ProcessPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
 
     waiting: deque[Future[TokenBlock]] = deque()
     # "spawn": JAX has threads, and a forked child of a process with threads may hang.
-    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"))
+    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _start_worker)
     try:
         for block in blocks:
             waiting.append(pool.submit(_work, folder, rules, block))
@@ -163,6 +165,19 @@ def encode_blocks(
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _start_worker() -> None:
+    """A worker ends with its parent, however that ends, and leaves Ctrl-C to it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 @functools.cache

@@ -75,16 +75,15 @@ class TrainingText:
 
     def blocks(self, counts: Sequence[CorpusCount], line_filter: LineFilter) -> Iterator[TextBlock]:
         """The pairs that are kept, a few thousand of one corpus at a time, with the tags on their sources."""
-        block = TextBlock(0, [], [])
+        block: TextBlock | None = None
         for number, (source, target) in self.kept(counts, line_filter):
-            if block.source and (number != block.corpus or len(block.source) == BLOCK_PAIRS):
-                yield block
-                block = TextBlock(number, [], [])
-            elif not block.source:
+            if block is None or number != block.corpus or len(block.source) == BLOCK_PAIRS:
+                if block is not None:
+                    yield block
                 block = TextBlock(number, [], [])
             block.source.append(self.sources[number].tagged(source))
             block.target.append(target)
-        if block.source:
+        if block is not None:
             yield block
 
     def new_counts(self) -> list[CorpusCount]:
