@@ -220,8 +220,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         _one_of(self, tokenizer_type=("bpe", "unigram"), too_long=("drop", "cut"))
-        _one_of(self, held_out=("keep", "drop_pairs", "drop_lines"))
-        _not_below(self, 1, "batch_size", "n_buckets", "rows_multiple", "vocab_lines")
+        _not_below(self, 1, "batch_size", "n_buckets", "rows_multiple")
         _not_below(self, 2, "max_tokens")
         _check(self.limit is None or self.limit > 0, f"data.limit is {self.limit}; it must be above 0.")
         _check(
@@ -237,6 +236,11 @@ class DataConfig:
             len(self.source) == len(self.target),
             f"{len(self.source)} source files but {len(self.target)} target files; name one target per source.",
         )
+        self._check_corpora()
+
+    def _check_corpora(self) -> None:
+        _one_of(self, held_out=("keep", "drop_pairs", "drop_lines"))
+        _not_below(self, 1, "vocab_lines")
         chosen = [name for name in ("dir", "tfds", "source") if getattr(self, name)]
         _check(
             self.task is None or not chosen,
