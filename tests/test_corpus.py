@@ -12,7 +12,6 @@ import pytest
 from transformer_jax.corpus import (
     LengthRule,
     ParallelText,
-    count_shared_sources,
     iterate_lines,
     limit_length,
     read_lines,
@@ -185,11 +184,6 @@ def test_files_that_do_not_come_in_pairs_are_an_error(write_file: WriteFile):
 def test_parallel_text_of_unequal_sides_cannot_be_made():
     with pytest.raises(UserError, match="2 lines and the target 1"):
         ParallelText(["a", "b"], ["a"])
-
-
-def test_held_out_lines_that_are_trained_on_are_counted():
-    train = ParallelText(["a", "b", "c"], ["1", "2", "3"])
-    assert count_shared_sources(train, ParallelText(["b", "x", "a", "B"], ["9", "9", "9", "9"])) == 2
 
 
 def test_a_split_is_found_plain_or_packed(tmp_path: Path, write_file: WriteFile):

@@ -19,7 +19,7 @@ MODULES = sorted(path.stem for path in PACKAGE.glob("*.py") if path.stem not in 
 HEAVY = {
     *("torch", "transformers", "tensorflow", "tensorflow_datasets", "grain", "orbax", "tensorstore", "optax", "chex"),
     *("sentencepiece", "tyro", "jaxtyping", "beartype", "matplotlib", "safetensors", "huggingface_hub", "sacrebleu"),
-    *("tqdm", "tensorboardX"),
+    *("tqdm", "tensorboardX", "array_record"),
 }
 
 BLOCK = f"""

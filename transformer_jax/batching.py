@@ -7,8 +7,10 @@ number: batch i is the same on any number of devices and processes, however the 
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,7 +36,8 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Ragged:
-    """Many token sequences end to end: sequence i is `ids[offsets[i]:offsets[i + 1]]`."""
+    """Many token sequences end to end: sequence i is `ids[offsets[i]:offsets[i + 1]]`. The arrays may be files that
+    are mapped into memory, and the ids of a smaller type than int32."""
 
     ids: np.ndarray
     offsets: np.ndarray
@@ -42,7 +45,7 @@ class Ragged:
     @classmethod
     def pack(cls, sequences: Sequence[Sequence[int]]) -> Ragged:
         lengths = np.fromiter((len(s) for s in sequences), np.int64, len(sequences))
-        ids = np.fromiter((token for s in sequences for token in s), np.int32, int(lengths.sum()))
+        ids = np.fromiter(itertools.chain.from_iterable(sequences), np.int32, int(lengths.sum()))
         return cls(ids, np.concatenate([[0], np.cumsum(lengths)]))
 
     def __len__(self) -> int:
@@ -51,7 +54,7 @@ class Ragged:
     def __getitem__(self, i: int) -> np.ndarray:
         return self.ids[self.offsets[i] : self.offsets[i + 1]]
 
-    @property
+    @cached_property
     def lengths(self) -> np.ndarray:
         return np.diff(self.offsets)
 
@@ -64,15 +67,21 @@ class TokenPairs:
     target: Ragged
     pad_id: int
     start_id: int
+    known_fingerprint: str | None = None
+    """What `fingerprint` found when these tokens were written; None: it has not been asked yet."""
 
     def __len__(self) -> int:
         return len(self.source)
 
     def fingerprint(self) -> str:
         """Tells whether two runs read the same tokens: a digest of everything that batches are made of."""
+        if self.known_fingerprint is not None:
+            return self.known_fingerprint
         digest = hashlib.sha256(f"{self.pad_id} {self.start_id}".encode())
-        for array in (self.source.ids, self.source.offsets, self.target.ids, self.target.offsets):
-            digest.update(np.ascontiguousarray(array).tobytes())
+        for side in (self.source, self.target):
+            for array, kind in ((side.ids, np.int32), (side.offsets, np.int64)):
+                for i in range(0, len(array), 1 << 20):  # in pieces: the whole may not fit in memory
+                    digest.update(np.ascontiguousarray(array[i : i + (1 << 20)], kind).tobytes())
         return digest.hexdigest()[:16]
 
 

@@ -1,4 +1,4 @@
-"""The command line: `transformer-jax translate | score | evaluate | convert | average`."""
+"""The command line: `transformer-jax translate | score | evaluate | convert | average | prepare-tfds`."""
 
 from __future__ import annotations
 
@@ -56,6 +56,7 @@ def _dispatch(arguments: list[str]) -> int:
     _add_evaluate(commands.add_parser("evaluate", help="translate and compare with references"))
     _add_convert(commands.add_parser("convert", help="write a model in another format"))
     _add_average(commands.add_parser("average", help="make one model of a run's last checkpoints"))
+    _add_prepare_tfds(commands.add_parser("prepare-tfds", help="make a set of tensorflow-datasets from text files"))
     options = parser.parse_args(arguments)
     return options.run(options)
 
@@ -116,6 +117,22 @@ def _add_average(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_average)
 
 
+def _add_prepare_tfds(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Make a set of tensorflow-datasets, in array_record format, from parallel text files."
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="where sets are kept: --data.tfds-dir in training")
+    parser.add_argument("--name", default="parallel_text", help="of the set (parallel_text)")
+    parser.add_argument("--languages", nargs=2, required=True, metavar=("SOURCE", "TARGET"), help="such as en de")
+    parser.add_argument(
+        "--split",
+        nargs=3,
+        action="append",
+        required=True,
+        metavar=("SPLIT", "SOURCE", "TARGET"),
+        help="such as train train.en train.de; once for each split",
+    )
+    parser.set_defaults(run=_prepare_tfds)
+
+
 def _translate(options: argparse.Namespace) -> int:
     from transformer_jax.cli_translate import translate
 
@@ -150,6 +167,18 @@ def _average(options: argparse.Namespace) -> int:
     steps = average_run(options.run_folder, options.output, options.last, options.steps)
     print(f"averaged   {len(steps)} checkpoints, steps {', '.join(map(str, steps))}")
     print(f"written    {options.output}")
+    return 0
+
+
+def _prepare_tfds(options: argparse.Namespace) -> int:
+    from transformer_jax.tfds_parallel import prepare_parallel_text
+
+    splits = {split: (Path(source), Path(target)) for split, source, target in options.split}
+    if len(splits) < len(options.split):
+        raise UserError("A split is named twice: name each once, with all of its text in one pair of files.")
+    folder = prepare_parallel_text(splits, tuple(options.languages), options.folder, options.name)
+    print(f"written    {folder}")
+    print(f"train with --data.tfds {options.name}/{'-'.join(options.languages)} --data.tfds-dir {options.folder}")
     return 0
 
 

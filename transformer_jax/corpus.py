@@ -6,9 +6,12 @@ later pair by one line.
 """
 
 import gzip
+import hashlib
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from io import BufferedIOBase
 from pathlib import Path
 from typing import Literal
 
@@ -46,12 +49,13 @@ def iterate_lines(stream: Iterable[bytes], errors: DecodeErrors = "surrogateesca
         yield raw.decode("utf-8", errors)
 
 
-def iterate_file(path: Path, errors: DecodeErrors = "surrogateescape") -> Iterator[str]:
-    """Yields the lines of a file, unpacking gzip where the content is gzip, whatever the file is called."""
+@contextmanager
+def _opened(path: Path) -> Iterator[BufferedIOBase]:
+    """The content of a file, unpacked where it is gzip, whatever the file is called."""
     try:
         with path.open("rb") as file:
             compressed = file.peek(len(_GZIP_MAGIC)).startswith(_GZIP_MAGIC)  # peek: a pipe cannot go back
-            yield from iterate_lines(gzip.GzipFile(fileobj=file) if compressed else file, errors)
+            yield gzip.GzipFile(fileobj=file) if compressed else file
     except FileNotFoundError as error:
         raise UserError(f"There is no file {path}: check the name and the folder.") from error
     except IsADirectoryError as error:
@@ -62,6 +66,27 @@ def iterate_file(path: Path, errors: DecodeErrors = "surrogateescape") -> Iterat
         raise UserError(f"There is no file {path}: a part of its folder's name is a file.") from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(f"{path} is a damaged gzip file ({error}): copy or download it again.") from error
+
+
+def iterate_file(path: Path, errors: DecodeErrors = "surrogateescape") -> Iterator[str]:
+    """Yields the lines of a plain or gzipped text file, by the line rules of `iterate_lines`."""
+    with _opened(path) as stream:
+        yield from iterate_lines(stream, errors)
+
+
+def scan_file(path: Path) -> tuple[int, str]:
+    """The number of lines that `iterate_file` gives, and a digest (sha256) of the unpacked content. Reads the file
+    once, in pieces: hundreds of megabytes a second."""
+    digest, n_lines, n_bytes, last = hashlib.sha256(), 0, 0, b""
+    with _opened(path) as stream:
+        while piece := stream.read(1 << 20):
+            digest.update(piece)
+            n_lines += piece.count(b"\n")
+            n_bytes += len(piece)
+            last = piece
+    only_a_mark = n_bytes == len(_BYTE_ORDER_MARK) and last == _BYTE_ORDER_MARK
+    has_open_line = n_bytes > 0 and not last.endswith(b"\n") and not only_a_mark
+    return n_lines + has_open_line, digest.hexdigest()
 
 
 def read_lines(path: Path, errors: DecodeErrors = "surrogateescape") -> list[str]:
@@ -111,7 +136,7 @@ def read_parallel(source: Path | Sequence[Path], target: Path | Sequence[Path]) 
     kept_target: list[str] = []
     blank = 0
     for source_path, target_path in zip(source_paths, target_paths, strict=True):
-        for source_line, target_line in _read_file_pair(source_path, target_path):
+        for source_line, target_line in read_file_pair(source_path, target_path):
             if source_line.strip() and target_line.strip():
                 kept_source.append(source_line)
                 kept_target.append(target_line)
@@ -125,18 +150,24 @@ def read_parallel(source: Path | Sequence[Path], target: Path | Sequence[Path]) 
     return ParallelText(kept_source, kept_target, removed={"blank": blank})
 
 
-def _read_file_pair(source_path: Path, target_path: Path) -> Iterator[tuple[str, str]]:
+def read_file_pair(source_path: Path, target_path: Path) -> Iterator[tuple[str, str]]:
+    """The lines of two files side by side, blank ones included, after both were read whole and counted."""
     source_lines = read_lines(source_path, errors="replace")
     target_lines = read_lines(target_path, errors="replace")
-    for path, lines in ((source_path, source_lines), (target_path, target_lines)):
-        if not lines:
+    check_line_counts(source_path, len(source_lines), target_path, len(target_lines))
+    return zip(source_lines, target_lines, strict=True)
+
+
+def check_line_counts(source_path: Path, n_source: int, target_path: Path, n_target: int) -> None:
+    """Two files are parallel text only if both have lines, and as many."""
+    for path, n_lines in ((source_path, n_source), (target_path, n_target)):
+        if not n_lines:
             raise UserError(f"{path} is empty: name a file with one sentence per line.")
-    if len(source_lines) != len(target_lines):
+    if n_source != n_target:
         raise UserError(
-            f"{source_path} has {len(source_lines)} lines and {target_path} has {len(target_lines)}: "
+            f"{source_path} has {n_source} lines and {target_path} has {n_target}: "
             "line i of one must translate line i of the other, so the counts must be equal."
         )
-    return zip(source_lines, target_lines, strict=True)
 
 
 def _as_paths(paths: Path | Sequence[Path]) -> list[Path]:
@@ -145,12 +176,6 @@ def _as_paths(paths: Path | Sequence[Path]) -> list[Path]:
 
 def _names(paths: Sequence[Path]) -> str:
     return ", ".join(str(path) for path in paths)
-
-
-def count_shared_sources(train: ParallelText, held_out: ParallelText) -> int:
-    """Counts the held-out pairs whose source line is in the training text: scores on them prove little."""
-    trained_on = set(train.source)
-    return sum(line in trained_on for line in held_out.source)
 
 
 def split_files(folder: Path, split: str, source_lang: str, target_lang: str) -> tuple[Path, Path]:

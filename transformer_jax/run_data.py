@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from transformer_jax.batching import Ragged, TokenPairs
+from transformer_jax.batching import TokenPairs
+from transformer_jax.cleaning import REMOVED, LineRules, Report
 from transformer_jax.config import DataConfig
-from transformer_jax.corpus import ParallelText, limit_length, read_parallel, split_files
+from transformer_jax.corpus import ParallelText, read_parallel, split_files
 from transformer_jax.errors import UserError
+from transformer_jax.pair_sources import ListedPairs, PairSource, WeightedSource, open_files
+from transformer_jax.progress import Progress
+from transformer_jax.run_folder import RunFolder
 from transformer_jax.sentencepiece_training import train_sentencepiece
+from transformer_jax.sharding import is_main_process, wait_for_main
 from transformer_jax.tasks import TASKS
-from transformer_jax.tokenizer import (
-    CharacterTokenizer,
-    Tokenizer,
-    load_tokenizer,
-)
+from transformer_jax.token_blocks import TokenRules
+from transformer_jax.token_cache import META
+from transformer_jax.tokenizer import CharacterTokenizer, Tokenizer, load_tokenizer
+from transformer_jax.training_text import Indexer, TrainingText
 
 
 @dataclass(frozen=True)
 class Texts:
-    """The sentence pairs of a run."""
+    """The sentence pairs of a run; those to train on are read when they are asked for."""
 
-    train: ParallelText
+    train: TrainingText
     validation: ParallelText | None
     test: ParallelText | None
     characters: tuple[str, ...] | None = None
@@ -34,27 +37,44 @@ class Texts:
 
 
 def read_texts(config: DataConfig) -> Texts:
-    """Reads or makes all texts that the configuration names."""
+    """Reads or makes the held-out texts that the configuration names, and looks through those to train on."""
     if config.task is not None:
         if config.task not in TASKS:
             raise UserError(f"There is no task {config.task!r}; the tasks are {', '.join(TASKS)}.")
         task = TASKS[config.task]()
-        return Texts(_first(task.train, config.limit), task.held_out, None, task.characters, task.show)
+        pairs = ListedPairs(tuple(zip(task.train.source, task.train.target, strict=True)), config.task)
+        train = _training_text(config, [pairs], task.held_out, None)
+        return Texts(train, task.held_out, None, task.characters, task.show)
+    sources: list[PairSource] = []
+    validation = _named(config.validation_source, config.validation_target, "validation")
+    test = _named(config.test_source, config.test_target, "test")
     if config.dir is not None:
-        train = read_parallel(*_split(config, config.train_split))
-        validation = read_parallel(*_split(config, config.validation_split))
-        test = read_parallel(*_split(config, config.test_split)) if config.test_split else None
-        return Texts(_first(train, config.limit), validation, test)
-    if not config.source:
+        sources.append(open_files(*_split(config, config.train_split)))
+        validation = validation or read_parallel(*_split(config, config.validation_split))
+        test = test or (read_parallel(*_split(config, config.test_split)) if config.test_split else None)
+    if config.tfds is not None:
+        from transformer_jax.tfds_parallel import open_dataset
+
+        dataset = open_dataset(config.tfds, config.tfds_dir, (config.source_lang, config.target_lang))
+        sources.append(dataset.split(config.train_split))
+        validation = validation or dataset.text(config.validation_split)
+        test = test or (dataset.text(config.test_split) if config.test_split else None)
+    sources += [open_files(source, target) for source, target in zip(config.source, config.target, strict=True)]
+    if not sources:
         raise UserError(
             "There is no training text: name a folder with --data.dir, files with --data.source and --data.target, "
-            "or a task with --data.task."
+            "a set of tensorflow-datasets with --data.tfds, or a task with --data.task."
         )
-    return Texts(
-        _first(read_parallel(config.source, config.target), config.limit),
-        _optional(config.validation_source, config.validation_target, "validation"),
-        _optional(config.test_source, config.test_target, "test"),
-    )
+    return Texts(_training_text(config, sources, validation, test), validation, test)
+
+
+def _training_text(
+    config: DataConfig, sources: list[PairSource], validation: ParallelText | None, test: ParallelText | None
+) -> TrainingText:
+    weights, tags = config.weights or (1.0,) * len(sources), config.tags or ("",) * len(sources)
+    weighted = [WeightedSource(*parts) for parts in zip(sources, weights, tags, strict=True)]
+    held_out = {name: text for name, text in (("validation", validation), ("test", test)) if text is not None}
+    return TrainingText(tuple(weighted), LineRules.of(config), held_out, config.limit)
 
 
 def _split(config: DataConfig, split: str) -> tuple[Path, Path]:
@@ -62,14 +82,10 @@ def _split(config: DataConfig, split: str) -> tuple[Path, Path]:
     return split_files(config.dir, split, config.source_lang, config.target_lang)
 
 
-def _optional(source: Path | None, target: Path | None, name: str) -> ParallelText | None:
+def _named(source: Path | None, target: Path | None, name: str) -> ParallelText | None:
     if (source is None) != (target is None):
         raise UserError(f"Only one side of the {name} text is named; name both {name}_source and {name}_target.")
     return None if source is None or target is None else read_parallel(source, target)
-
-
-def _first(text: ParallelText, limit: int | None) -> ParallelText:
-    return text if limit is None else ParallelText(text.source[:limit], text.target[:limit], text.removed)
 
 
 def find_tokenizer(config: DataConfig, texts: Texts, progress: bool) -> Tokenizer:
@@ -78,8 +94,30 @@ def find_tokenizer(config: DataConfig, texts: Texts, progress: bool) -> Tokenize
         return load_tokenizer(config.tokenizer)
     if texts.characters is not None:
         return CharacterTokenizer(texts.characters)
-    both_sides = [*texts.train.source, *texts.train.target]
-    return train_sentencepiece(both_sides, config.vocab_size, model_type=config.tokenizer_type, progress=progress)
+    return train_sentencepiece(
+        texts.train.sample(config.vocab_lines),
+        config.vocab_size,
+        model_type=config.tokenizer_type,
+        tags=config.tags,
+        progress=progress,
+    )
+
+
+def training_pairs(
+    config: DataConfig, texts: Texts, tokenizer: Tokenizer, start_id: int, folder: RunFolder
+) -> tuple[TokenPairs, Report]:
+    """The training text in tokens, and what was left out of it. Of several processes the main one makes the cache, the
+    others wait and read it. `start_id`, where the model has another start than the tokenizer's."""
+    rules = TokenRules(config.max_tokens, config.too_long, config.max_length_ratio)
+    indexer = Indexer(texts.train, tokenizer, rules, start_id, config.index_processes, Progress.say)
+    if config.task is not None:
+        return indexer.in_memory()
+    cache = (config.cache or folder.tokens) / indexer.key(folder.tokenizer)
+    if is_main_process():
+        indexer.build(cache, folder.tokenizer)
+    wait_for_main((cache / META).is_file, "tokens")
+    pairs, report = indexer.read(cache)
+    return pairs, {**report, "tokens": str(cache)}
 
 
 def to_tokens(
@@ -89,21 +127,12 @@ def to_tokens(
     rule: Literal["drop", "cut"] = "drop",
     start_id: int | None = None,
 ) -> tuple[TokenPairs, dict[str, int]]:
-    """The text in tokens, and how many pairs each rule took out or cut. `start_id`, where the model has another start
-    than the tokenizer's."""
-    source: Sequence[list[int]] = tokenizer.encode_source_batch(text.source)
-    target: Sequence[list[int]] = tokenizer.encode_target_batch(text.target)
-    # A side of which only the end token is left says nothing, whatever stood in the line.
-    spelt = [i for i, (s, t) in enumerate(zip(source, target, strict=True)) if len(s) > 1 and len(t) > 1]
-    counts = {"that the vocabulary cannot spell left out": len(source) - len(spelt)}
-    source, target = [source[i] for i in spelt], [target[i] for i in spelt]
-    if not source:
-        raise UserError("The tokenizer knows none of the text: it does not belong to it; train or name another.")
-    if max_tokens is not None:
-        source, target, changed = limit_length(source, target, max_tokens, max_tokens, rule)
-        counts[f"longer than {max_tokens} tokens {'cut' if rule == 'cut' else 'left out'}"] = changed
-    if not source:
-        raise UserError(f"No sentence pair is left: all are longer than max_tokens, {max_tokens}; raise it.")
-    counts = {rule: n for rule, n in counts.items() if n}
+    """A held-out text in tokens, and how many pairs each rule took out or cut. `start_id`, where the model has another
+    start than the tokenizer's."""
+    source = ListedPairs(tuple(zip(text.source, text.target, strict=True)), "the held-out text")
+    whole = TrainingText((WeightedSource(source),), LineRules(), {})
     start_id = tokenizer.start_id if start_id is None else start_id
-    return TokenPairs(Ragged.pack(source), Ragged.pack(target), tokenizer.pad_id, start_id), counts
+    pairs, report = Indexer(whole, tokenizer, TokenRules(max_tokens, rule), start_id).in_memory()
+    (corpus,) = report["corpora"]
+    counts = {f"{REMOVED[name]} left out": n for name, n in corpus["removed"].items() if n}
+    return pairs, counts | ({f"longer than {max_tokens} tokens cut": corpus["cut"]} if corpus["cut"] else {})

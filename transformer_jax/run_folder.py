@@ -4,6 +4,7 @@ config.json     what was asked for            metrics.jsonl   one record a line,
 tokenizer/      the vocabulary                events.*        the same for TensorBoard
 checkpoints/    training state (orbax)        curves.png      loss, accuracy, rate, score over the steps
 model/          the best model, for use       samples.md      the same sentences after each evaluation
+tokens/         the training text in tokens   data_report.json   what it is, and what was left out of it
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class RunFolder:
         self.checkpoints = folder / "checkpoints"
         self.tokenizer = folder / "tokenizer"
         self.model = folder / "model"
+        self.tokens = folder / "tokens"
         self.metrics = folder / "metrics.jsonl"
         self._events: Any = None
 
@@ -56,6 +58,10 @@ class RunFolder:
     def write_config(self, config: RunConfig) -> None:
         if is_main_process():
             write_whole(self.folder / "config.json", json.dumps(to_json(config), indent=2) + "\n")
+
+    def write_data_report(self, report: Record) -> None:
+        if is_main_process():
+            write_whole(self.folder / "data_report.json", json.dumps(report, ensure_ascii=False, indent=2) + "\n")
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """Appends a record to metrics.jsonl and its numbers to the TensorBoard events."""

@@ -11,6 +11,7 @@ from transformer_jax.errors import UserError
 from transformer_jax.tokenizer import (
     PAD,
     SentencePieceTokenizer,
+    is_language_tag,
     load_processor,
     without_surrogates,
 )
@@ -25,6 +26,7 @@ def train_sentencepiece(
     byte_fallback: bool = False,
     max_lines: int | None = None,
     seed: int = 0,
+    tags: Iterable[str] = (),
     source_lang: str | None = None,
     target_lang: str | None = None,
     progress: bool = False,
@@ -39,12 +41,15 @@ def train_sentencepiece(
         byte_fallback: spell rare characters in bytes rather than as `<unk>`.
         max_lines: train on a random sample of so many lines, for text that does not fit in memory.
         seed: of that sample.
+        tags: those that read `>>name<<` become entries of the table, each one token at the start of a source line.
         source_lang, target_lang: written to the tokenizer's configuration.
         progress: show a bar on standard error while the text is read.
     """
     import sentencepiece
 
     text = _sample(lines, max_lines, seed, progress)
+    language_tags = [tag for tag in dict.fromkeys(tags) if is_language_tag(tag)]
+    n_own = 1 + len(language_tags)  # <pad> and tags are in our table only: SentencePiece does not cut text into them
     if not any(line.strip() for line in text):
         raise UserError("There is no text to make a vocabulary from: give files that have text in them.")
     model = io.BytesIO()
@@ -52,7 +57,7 @@ def train_sentencepiece(
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(text),
             model_writer=model,
-            vocab_size=vocab_size - 1,  # <pad> is in our table only: SentencePiece does not cut text into it
+            vocab_size=vocab_size - n_own,
             model_type=model_type,
             character_coverage=character_coverage,
             byte_fallback=byte_fallback,
@@ -65,15 +70,18 @@ def train_sentencepiece(
             minloglevel=2,
         )
     except RuntimeError as error:
-        raise _training_error(vocab_size, error) from error
+        raise _training_error(vocab_size, n_own, error) from error
     proto = model.getvalue()
-    return SentencePieceTokenizer(proto, proto, vocabulary_of(proto), source_lang=source_lang, target_lang=target_lang)
+    vocab = vocabulary_of(proto, language_tags)
+    return SentencePieceTokenizer(proto, proto, vocab, source_lang=source_lang, target_lang=target_lang)
 
 
-def vocabulary_of(model: Path | bytes) -> dict[str, int]:
-    """A table with the pieces of a SentencePiece model, in its order, and `<pad>` last."""
+def vocabulary_of(model: Path | bytes, tags: Iterable[str] = ()) -> dict[str, int]:
+    """A table with the pieces of a SentencePiece model, in its order, then the tags, and `<pad>` last."""
     processor = load_processor(model)
     vocab = {processor.id_to_piece(index): index for index in range(len(processor))}
+    for tag in tags:
+        vocab.setdefault(tag, len(vocab))
     vocab.setdefault(PAD, len(vocab))
     return vocab
 
@@ -92,12 +100,12 @@ def _sample(lines: Iterable[str], max_lines: int | None, seed: int, progress: bo
     return kept
 
 
-def _training_error(vocab_size: int, error: RuntimeError) -> UserError:
-    """Says which vocabulary sizes are possible, where SentencePiece's message does; + 1 for our <pad>."""
+def _training_error(vocab_size: int, n_own: int, error: RuntimeError) -> UserError:
+    """Says which vocabulary sizes are possible, where SentencePiece's message does; `n_own` entries are ours."""
     if largest := re.search(r"too high .*value <= (\d+)", str(error)):
-        limit = f"too large for this text: {int(largest[1]) + 1} is the largest possible, or give more text."
+        limit = f"too large for this text: {int(largest[1]) + n_own} is the largest possible, or give more text."
     elif smallest := re.search(r"required_chars\. \S+ vs (\d+)", str(error)):
-        limit = f"too small for this text: its characters alone need {int(smallest[1]) + 1}."
+        limit = f"too small for this text: its characters alone need {int(smallest[1]) + n_own}."
     else:
         return UserError(f"SentencePiece cannot make a vocabulary of {vocab_size} from this text: {error}")
     return UserError(f"A vocabulary of {vocab_size} is {limit}")

@@ -6,6 +6,8 @@ Several processes (hosts) form one mesh: each builds the same batches and puts i
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,6 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from transformer_jax.errors import UserError
 
 DATA = "data"
+SECONDS_BETWEEN_LOOKS = 0.2
 
 
 def join_processes(coordinator: str | None, n_processes: int | None, process_id: int | None) -> None:
@@ -91,6 +94,17 @@ def wait_for_all(what: str) -> None:
         from jax.experimental import multihost_utils
 
         multihost_utils.sync_global_devices(what)
+
+
+def wait_for_main(done: Callable[[], bool], what: str) -> None:
+    """Returns in every process when the main one has come here, after work that may take it long.
+
+    The others look whether its result is there, by `done`, before they go to the barrier: that one is a collective
+    operation of the devices, and gives up after some minutes.
+    """
+    while not is_main_process() and not done():
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+    wait_for_all(what)
 
 
 def use_compilation_cache(folder: str | None = None) -> None:

@@ -354,6 +354,11 @@ def _until(ids: Sequence[int], end_id: int) -> Iterable[int]:
         yield token
 
 
+def is_language_tag(text: str) -> bool:
+    """Whether a text reads `>>name<<`, which is one token where the vocabulary has it."""
+    return _LANGUAGE_TAG.fullmatch(text) is not None
+
+
 def without_surrogates(line: str) -> str:
     """Replaces lone surrogates, which UTF-8 cannot hold, by U+FFFD; two that make a character become it."""
     if line.isascii() or not _SURROGATE.search(line):

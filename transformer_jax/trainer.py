@@ -26,8 +26,8 @@ from transformer_jax.batching import (
     read_ahead,
 )
 from transformer_jax.checkpoint import Checkpoints
+from transformer_jax.cleaning import describe_report
 from transformer_jax.config import DataConfig, RunConfig, to_json
-from transformer_jax.corpus import count_shared_sources
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation import loss_of, per_token, score_translations
 from transformer_jax.loss import lowest_loss
@@ -35,10 +35,10 @@ from transformer_jax.model import Transformer
 from transformer_jax.model_folder import save_model
 from transformer_jax.optimizer import adam
 from transformer_jax.progress import Progress
-from transformer_jax.run_data import Texts, find_tokenizer, read_texts, to_tokens
+from transformer_jax.run_data import Texts, find_tokenizer, read_texts, to_tokens, training_pairs
 from transformer_jax.run_folder import RunFolder
 from transformer_jax.run_model import check_lengths, fit_model, load_initial, within_the_model
-from transformer_jax.sharding import data_mesh, is_main_process, replicate, shard_rows, wait_for_all
+from transformer_jax.sharding import data_mesh, is_main_process, replicate, shard_rows, wait_for_main
 from transformer_jax.tokenizer import Tokenizer, load_tokenizer
 from transformer_jax.training import StepLog, TrainState, init_state, make_loss_step, make_train_step
 from transformer_jax.translator import Translator
@@ -99,9 +99,7 @@ class Trainer:
         self.texts, self.tokenizer = texts, tokenizer
         self.samples = config.samples or texts.samples
 
-        pairs, changed = to_tokens(
-            texts.train, tokenizer, config.data.max_tokens, config.data.too_long, model_config.start_id
-        )
+        pairs, self.data_report = training_pairs(config.data, texts, tokenizer, model_config.start_id, self.folder)
         self.buckets = make_buckets(pairs, config.data)
         self.batches, self.config = plan_steps(pairs, self.buckets, self.config)
         self.validation = self._validation_batches()
@@ -114,7 +112,7 @@ class Trainer:
         self._translator: Translator | None = None
         self._reader: Iterator[Batch] | None = None
         self.checkpoints = Checkpoints(self.folder.checkpoints, config.train.keep_checkpoints)
-        self._describe(pairs, changed)
+        self._describe()
 
     def _tokenizer(self, config: DataConfig, texts: Texts, resuming: bool) -> Tokenizer:
         """The tokenizer that a run is resumed with, or a new one. The main process makes it, the others read it."""
@@ -130,7 +128,7 @@ class Trainer:
                 shutil.rmtree(folder, ignore_errors=True)
             tokenizer.save(part)
             part.rename(self.folder.tokenizer)
-        wait_for_all("tokenizer")
+        wait_for_main(self.folder.tokenizer.is_dir, "tokenizer")
         return load_tokenizer(self.folder.tokenizer)
 
     def _check_same_tokenizer(self, config: DataConfig) -> None:
@@ -153,7 +151,7 @@ class Trainer:
         data = dataclasses.replace(self.config.data, n_buckets=min(4, self.config.data.n_buckets))
         return pairs, make_buckets(pairs, data)
 
-    def _describe(self, pairs: TokenPairs, changed: dict[str, int]) -> None:
+    def _describe(self) -> None:
         params = jax.eval_shape(lambda: init_state(self.model, self.optimizer, 0)).params
         n_params = sum(math.prod(x.shape) for x in jax.tree.leaves(params))
         c, b = self.config, self.batches
@@ -165,12 +163,8 @@ class Trainer:
             f"model      {n_params:,} parameters: d_model {m.d_model}, {m.n_heads} heads, d_ff {m.d_ff}, "
             f"{m.n_encoder_layers}+{m.n_decoder_layers} layers, vocabulary {m.vocab_size:,}"
         )
-        removed = [f"{n:,} {rule}" for rule, n in {**self.texts.train.removed, **changed}.items() if n]
-        self.say(f"text       {len(pairs):,} pairs to train on" + (f" ({', '.join(removed)})" if removed else ""))
-        for name, held_out in (("validation", self.texts.validation), ("test", self.texts.test)):
-            shared = 0 if held_out is None else count_shared_sources(self.texts.train, held_out)
-            if shared:
-                self.say(f"warning    {shared:,} {name} sources stand in the training text too")
+        for line in describe_report(self.data_report):
+            self.say(line)
         shapes = ", ".join(f"{s.rows}x{s.source_length}/{s.target_length}" for s in self.buckets)
         self.say(f"batches    {b.batches_per_epoch:,} an epoch, padding {b.padding_share:.1%}, shapes {shapes}")
         self.say(f"devices    {self.mesh.size} {jax.devices()[0].device_kind}")
@@ -188,6 +182,7 @@ class Trainer:
         elif self.initial is not None:
             state = dataclasses.replace(state, params=replicate(self.initial.params, self.mesh))
         self.folder.write_config(self.config)
+        self.folder.write_data_report(self.data_report)
         self.folder.forget_after(step)
 
         with catch_signals() as caught, Progress(c.steps, step) as progress:
