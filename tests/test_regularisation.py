@@ -32,7 +32,11 @@ TRAIN = TrainConfig(warmup_steps=4000)
 def a_batch() -> Batch:
     rng = np.random.default_rng(0)
     sides = [Ragged.pack([rng.integers(3, V, n).tolist() for n in (9, 4, 7, 2)]) for _ in range(2)]
-    return make_batch(TokenPairs(*sides, pad_id=0, start_id=1), np.arange(4), Bucket(4, 9, 9))
+    return on_device(make_batch(TokenPairs(*sides, pad_id=0, start_id=1), np.arange(4), Bucket(4, 9, 9)))
+
+
+def on_device(batch: Batch) -> Batch:
+    return jax.tree.map(jnp.asarray, batch)
 
 
 def params_of(model: Transformer) -> Any:
@@ -60,8 +64,8 @@ def test_r_drop_adds_the_divergence_of_two_readings_to_the_mean_of_their_losses(
     p, q = map(np.exp, log_probs)
     kl = ((p * (log_probs[0] - log_probs[1])).sum(-1) + (q * (log_probs[1] - log_probs[0])).sum(-1)) * batch.weights_BT
     assert kl.sum() > 0.01
-    assert float(found.loss) == pytest.approx(np.mean(losses) + 5.0 / 4 * kl.sum(), rel=1e-5)
-    assert float(found.tokens) == batch.weights_BT.sum()
+    assert float(found.loss) == pytest.approx(float(np.mean(losses) + 5.0 / 4 * kl.sum()), rel=1e-5)
+    assert float(found.tokens) == float(batch.weights_BT.sum())
 
 
 def test_r_drop_is_nothing_without_dropout_and_in_validation() -> None:
@@ -131,19 +135,18 @@ def test_rematerialised_layers_give_the_same_gradient() -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), plain, again)
 
 
-def test_rematerialisation_takes_less_memory() -> None:
-    rng = np.random.default_rng(0)
-    sides = [Ragged.pack([rng.integers(3, V, 64).tolist() for _ in range(16)]) for _ in range(2)]
-    batch = make_batch(TokenPairs(*sides, pad_id=0, start_id=1), np.arange(16), Bucket(16, 64, 64))
-    config = dataclasses.replace(MODEL, n_encoder_layers=4, n_decoder_layers=4, max_length=64)
+def test_rematerialisation_keeps_less_for_the_gradient() -> None:
+    """What a vjp holds on to, in bytes. (XLA's CPU backend merges the second computation with the first, so what a
+    compiled step takes does not show it there.)"""
+    batch, config = a_batch(), dataclasses.replace(MODEL, n_encoder_layers=4, n_decoder_layers=4)
 
-    def temporary(config: ModelConfig) -> int:
+    def kept(config: ModelConfig) -> int:
         model = Transformer(config)
-        loss = lambda p: batch_loss(model, p, batch, TRAIN, jax.random.key(0)).loss  # noqa: E731
-        compiled = jax.jit(jax.grad(loss)).lower(params_of(model)).compile()
-        return compiled.memory_analysis().temp_size_in_bytes
+        params = params_of(model)
+        _, vjp = jax.vjp(lambda p: batch_loss(model, p, batch, TRAIN, jax.random.key(0)).loss, params)
+        return sum(x.nbytes for x in jax.tree.leaves(vjp)) - sum(x.nbytes for x in jax.tree.leaves(params))
 
-    assert temporary(dataclasses.replace(config, remat=True)) < 0.6 * temporary(config)
+    assert kept(dataclasses.replace(config, remat=True)) < 0.5 * kept(config)
 
 
 @pytest.mark.parametrize(

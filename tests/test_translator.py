@@ -19,6 +19,7 @@ from transformer_jax.model import Transformer
 from transformer_jax.model_folder import save_model
 from transformer_jax.search import NBest
 from transformer_jax.sharding import data_mesh
+from transformer_jax.source_tiles import SourceTiles
 from transformer_jax.tokenizer import CharacterTokenizer
 from transformer_jax.translator import Translation, Translator
 
@@ -191,9 +192,9 @@ def test_compiled_programs_are_few_whatever_the_lines() -> None:
     """A program is compiled for each combination of shapes and room: so many may there be, and no more."""
     seen = set()
 
-    def decode(_: Any, ids_BS: Any, segments_BS: Any, asked: Any, *, length: int, **__: Any) -> NBest:
-        seen.add((ids_BS.shape, segments_BS.shape, asked["limits_B"].shape, length))
-        B = len(ids_BS)
+    def decode(_: Any, sources: SourceTiles, asked: Any, *, length: int, **__: Any) -> NBest:
+        seen.add((*(x.shape for x in sources), asked["limits_B"].shape, length))
+        B = len(sources.places_BS)
         one = np.zeros((B, 1), np.float32)
         tokens = np.zeros((B, 1, length), np.int32)
         return NBest(tokens, np.ones((B, 1), int), one, one, tokens.astype(np.float32), one > 0)
