@@ -18,6 +18,7 @@ import jax
 from transformer_jax.batching import (
     Batch,
     Bucket,
+    Layout,
     Position,
     TokenPairs,
     TrainingBatches,
@@ -34,6 +35,7 @@ from transformer_jax.loss import lowest_loss
 from transformer_jax.model import Transformer
 from transformer_jax.model_folder import save_model
 from transformer_jax.optimizer import adam
+from transformer_jax.packing import make_layout
 from transformer_jax.progress import Progress
 from transformer_jax.run_data import Texts, find_tokenizer, read_texts, to_tokens
 from transformer_jax.run_folder import RunFolder
@@ -102,8 +104,7 @@ class Trainer:
         pairs, changed = to_tokens(
             texts.train, tokenizer, config.data.max_tokens, config.data.too_long, model_config.start_id
         )
-        self.buckets = make_buckets(pairs, config.data)
-        self.batches, self.config = plan_steps(pairs, self.buckets, self.config)
+        self.batches, self.config = plan_steps(pairs, make_layout(pairs, config.data), self.config)
         self.validation = self._validation_batches()
 
         self.model = Transformer(model_config)
@@ -171,8 +172,11 @@ class Trainer:
             shared = 0 if held_out is None else count_shared_sources(self.texts.train, held_out)
             if shared:
                 self.say(f"warning    {shared:,} {name} sources stand in the training text too")
-        shapes = ", ".join(f"{s.rows}x{s.source_length}/{s.target_length}" for s in self.buckets)
-        self.say(f"batches    {b.batches_per_epoch:,} an epoch, padding {b.padding_share:.1%}, shapes {shapes}")
+        shapes = ", ".join(map(str, b.layout.shapes))
+        self.say(
+            f"batches    {b.batches_per_epoch:,} an epoch, {c.data.batching}, padding {b.padding_share:.1%}, "
+            f"shapes {shapes}"
+        )
         self.say(f"devices    {self.mesh.size} {jax.devices()[0].device_kind}")
 
     def train(self) -> Outcome:
@@ -365,10 +369,10 @@ class Trainer:
         return counts if self._translator is None else counts | {"translation": self._translator.n_programs()}
 
 
-def plan_steps(pairs: TokenPairs, buckets: list[Bucket], config: RunConfig) -> tuple[TrainingBatches, RunConfig]:
+def plan_steps(pairs: TokenPairs, layout: Layout, config: RunConfig) -> tuple[TrainingBatches, RunConfig]:
     """The run's batches, and the config with counts of epochs turned into counts of steps."""
     train = config.train
-    batches = TrainingBatches(pairs, buckets, train.seed, train.steps)
+    batches = TrainingBatches(pairs, layout, train.seed, train.steps)
     per_epoch = batches.batches_per_epoch
     if train.epochs is not None:
         batches = dataclasses.replace(batches, n_batches=train.epochs * per_epoch)
