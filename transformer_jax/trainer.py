@@ -229,20 +229,23 @@ class Trainer:
         self, state: TrainState, step: int, stop_at: int, caught: list[str], progress: Progress
     ) -> tuple[TrainState, int]:
         """Steps up to `stop_at`, or to the first after a signal; all of them are logged when it returns."""
-        pending: tuple[int, StepLog] | None = None
+        pending: tuple[int, StepLog, float] | None = None
         self._reader = self._reader or read_ahead(self.batches, step)
         while step < stop_at and not caught:
-            state, log = self.train_step(state, shard_rows(next(self._reader), self.mesh))
+            began = time.monotonic()
+            batch = next(self._reader)
+            waited = time.monotonic() - began
+            state, log = self.train_step(state, shard_rows(batch, self.mesh))
             step += 1
             # The log of the step before: while it is read, the device is busy with this one.
             if pending is not None:
                 self._log(*pending, progress)
-            pending = (step, log)
+            pending = (step, log, waited)
         if pending is not None:
             self._log(*pending, progress)
         return state, step
 
-    def _log(self, step: int, log: StepLog, progress: Progress) -> None:
+    def _log(self, step: int, log: StepLog, waited: float, progress: Progress) -> None:
         log = jax.device_get(log)
         values = per_token(log.sums)
         if not (math.isfinite(values["loss"]) and math.isfinite(log.gradient_norm)):
@@ -253,7 +256,7 @@ class Trainer:
                 + "Lower the learning rate or set train.clip_norm, and start again."
             )
         rate = float(log.rate)
-        speed = progress.step(step, float(log.sums.tokens), values["loss"], rate)
+        speed, wait = progress.step(step, float(log.sums.tokens), values["loss"], rate, waited)
         if step % self.config.train.log_every == 0 or step == self.config.train.steps:
             self.folder.write(
                 "train",
@@ -262,6 +265,8 @@ class Trainer:
                 rate=rate,
                 gradient_norm=float(log.gradient_norm),
                 target_tokens_per_second=speed,
+                wait=wait,
+                padding=self.batches.padding_share,
             )
 
     def _evaluate(self, step: int, params: Any, best: Best, progress: Progress) -> None:
