@@ -14,6 +14,7 @@ import pytest
 from transformer_jax.batching import (
     Batch,
     Bucket,
+    BucketLayout,
     Ragged,
     TokenPairs,
     TrainingBatches,
@@ -49,16 +50,16 @@ def config(**changes: Any) -> DataConfig:
 
 
 def training(pairs: TokenPairs, seed: int = 0, n_batches: int = 1000, **changes: Any) -> TrainingBatches:
-    return TrainingBatches(pairs, make_buckets(pairs, config(**changes)), seed, n_batches)
+    return TrainingBatches(pairs, BucketLayout(pairs, make_buckets(pairs, config(**changes))), seed, n_batches)
 
 
 def pairs_in(batch: Batch) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """The pairs of a batch, found again by its segments alone."""
     found = []
     for row in range(len(batch.source_ids_BS)):
-        source = batch.source_ids_BS[row][batch.source_segments_BS[row] == 1]
-        target = batch.target_outputs_BT[row][batch.target_segments_BT[row] == 1]
-        if len(source):
+        for segment in range(1, int(batch.source_segments_BS[row].max()) + 1):
+            source = batch.source_ids_BS[row][batch.source_segments_BS[row] == segment]
+            target = batch.target_outputs_BT[row][batch.target_segments_BT[row] == segment]
             found.append((tuple(source.tolist()), tuple(target.tolist())))
     return found
 
@@ -234,7 +235,7 @@ def test_epochs_have_the_same_number_of_batches_in_another_order() -> None:
     batches = training(corpus(101))
     plans = [batches.plan(epoch) for epoch in range(4)]
     assert [len(plan) for plan in plans] == [batches.batches_per_epoch] * 4
-    orders = [[index for _, members in plan for index in members.tolist()] for plan in plans]
+    orders = [[index for _, members, _ in plan for index in members.tolist()] for plan in plans]
     assert len({tuple(order) for order in orders}) == 4
 
 
@@ -258,7 +259,7 @@ def test_the_seed_decides_the_order() -> None:
 def test_pairs_of_a_bucket_are_dealt_anew_each_epoch() -> None:
     """Batches that held the same sentences each epoch would not be random batches."""
     batches = training(corpus(200))
-    partners = [{frozenset(members.tolist()) for _, members in batches.plan(epoch)} for epoch in (0, 1)]
+    partners = [{frozenset(members.tolist()) for _, members, _ in batches.plan(epoch)} for epoch in (0, 1)]
     assert not partners[0] & {group for group in partners[1] if len(group) > 4}
 
 
@@ -270,6 +271,47 @@ def test_tiny_corpora_make_batches(n: int) -> None:
     assert 1 <= per_epoch <= n
     assert Counter(p for i in range(per_epoch) for p in pairs_in(batches[i])) == all_pairs(pairs)
     assert batches[10 * per_epoch].weights_BT.sum() > 0
+
+
+def pairs_of_lengths(lengths: Sequence[int]) -> TokenPairs:
+    """Both sides as long as said; every token of a pair is its number, from 100."""
+    side = Ragged.pack([[100 + i] * n for i, n in enumerate(lengths)])
+    return TokenPairs(side, side, PAD, START)
+
+
+def test_pairs_that_would_leave_a_batch_nearly_empty_go_to_the_next_larger_bucket() -> None:
+    """Of six pairs of length 4, two would share a batch with two empty rows. Moving them to the bucket of 5 costs 2 x 2
+    slots more, and saves the 2 x 8 of the empty rows; the two pairs of length 5 have room beside them."""
+    pairs = pairs_of_lengths([4] * 6 + [5] * 2)
+    layout = BucketLayout(pairs, [Bucket(4, 4, 4), Bucket(4, 5, 5)])
+    assert (layout.batches_per_epoch, layout.slots) == (2, 4 * 8 + 4 * 10)
+    moved = set()
+    for epoch in range(8):
+        placed = sorted(layout.epoch(np.random.default_rng(epoch)), key=lambda batch: batch.shape.source_length)
+        assert [len(batch.pairs) for batch in placed] == [4, 4]
+        assert sorted(np.concatenate([batch.pairs for batch in placed]).tolist()) == list(range(8))
+        moved |= {i for i in placed[1].pairs.tolist() if i < 6}
+    assert moved == set(range(6))  # each epoch others
+
+
+def test_pairs_stay_where_the_next_bucket_costs_more_or_cannot_hold_them() -> None:
+    nearly_full = BucketLayout(pairs_of_lengths([4] * 7 + [9]), [Bucket(4, 4, 4), Bucket(4, 9, 9)])
+    assert nearly_full.slots == 2 * 4 * 8 + 4 * 18
+    source, target = Ragged.pack([[3] * 4, [3] * 2]), Ragged.pack([[3] * 2, [3] * 5])
+    other_way_round = BucketLayout(TokenPairs(source, target, PAD, START), [Bucket(4, 4, 2), Bucket(4, 2, 5)])
+    assert other_way_round.batches_per_epoch == 2
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_buckets_of_any_lengths_hold_each_pair_once_an_epoch(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    pairs = corpus(int(rng.integers(1, 200)), seed=seed)
+    changes = {"n_buckets": int(rng.integers(1, 12)), "batch_tokens": int(rng.integers(80, 400)), "rows_multiple": 2}
+    batches = training(pairs, **changes)
+    for epoch in (0, 1):
+        numbers = range(epoch * batches.batches_per_epoch, (epoch + 1) * batches.batches_per_epoch)
+        assert Counter(p for i in numbers for p in pairs_in(batches[i])) == all_pairs(pairs)
+    assert len(batches.plan(1)) == batches.batches_per_epoch
 
 
 def test_padding_share_counts_the_empty_slots_of_an_epoch() -> None:

@@ -1,7 +1,8 @@
 """§5.1: sentence pairs of similar length together, in a few static shapes, in an order that can be resumed.
 
 A `Batch` is what the model and the loss see. `TrainingBatches` is the endless row of batches of a run, addressed by
-number: batch i is the same on any number of devices and processes, however the run was stopped and started.
+number: batch i is the same on any number of devices and processes, however the run was stopped and started. A `Layout`
+says which pairs share a batch: `BucketLayout` here, `PackedLayout` in packing.py.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -58,6 +59,14 @@ class Ragged:
     def lengths(self) -> np.ndarray:
         return np.diff(self.offsets)
 
+    def take(self, chosen: np.ndarray) -> Ragged:
+        """The sequences of these numbers, in this order. Touches no others: `ids` may be a file of any size."""
+        starts = self.offsets[chosen]
+        offsets = np.concatenate([[0], np.cumsum(self.offsets[chosen + 1] - starts)])
+        # Token k of the result is token k - (tokens before its sequence) of that sequence.
+        places = np.repeat(starts - offsets[:-1], np.diff(offsets)) + np.arange(offsets[-1])
+        return Ragged(self.ids[places], offsets)
+
 
 @dataclass(frozen=True)
 class TokenPairs:
@@ -87,11 +96,22 @@ class TokenPairs:
 
 @dataclass(frozen=True)
 class Bucket:
-    """A static shape: batches of `rows` pairs, sources up to `source_length`, targets up to `target_length`."""
+    """A static shape: batches of `rows` rows, sources up to `source_length`, targets up to `target_length`."""
 
     rows: int
     source_length: int
     target_length: int
+
+    @property
+    def row_slots(self) -> int:
+        return self.source_length + self.target_length
+
+    def holds(self, other: Bucket) -> bool:
+        """Whether every pair of the other fits here."""
+        return self.source_length >= other.source_length and self.target_length >= other.target_length
+
+    def __str__(self) -> str:
+        return f"{self.rows}x{self.source_length}/{self.target_length}"
 
 
 @dataclass(frozen=True)
@@ -104,7 +124,7 @@ class Position:
     seed: int
     fingerprint: str
     shapes: str
-    """The buckets, as rows x source length / target length: with others, the same number is another batch."""
+    """The layout of the batches, with their number in an epoch: with another, the same number is another batch."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -165,10 +185,14 @@ def make_buckets(pairs: TokenPairs, config: DataConfig) -> list[Bucket]:
     for source_length, target_length in bounds:
         rows = config.batch_size
         if config.batch_tokens is not None:
-            rows = config.batch_tokens // max(source_length, target_length)
-            rows = max(1, rows // config.rows_multiple) * config.rows_multiple
+            rows = rows_within(config.batch_tokens, max(source_length, target_length), config.rows_multiple)
         buckets.append(Bucket(rows, source_length, target_length))
     return buckets
+
+
+def rows_within(batch_tokens: int, length: int, multiple: int) -> int:
+    """How many rows of a length the budget allows: a multiple of `multiple`, at least one."""
+    return max(1, batch_tokens // length // multiple) * multiple
 
 
 def assign_buckets(pairs: TokenPairs, buckets: Sequence[Bucket]) -> np.ndarray:
@@ -183,15 +207,23 @@ def assign_buckets(pairs: TokenPairs, buckets: Sequence[Bucket]) -> np.ndarray:
     return assigned
 
 
-def make_batch(pairs: TokenPairs, indices: Sequence[int] | np.ndarray, bucket: Bucket) -> Batch:
-    """One pair a row, in the bucket's shape; rows beyond `indices` are padding."""
-    source = _fill(pairs.source, indices, bucket.rows, bucket.source_length, pairs.pad_id)
-    target = _fill(pairs.target, indices, bucket.rows, bucket.target_length, pairs.pad_id)
+def make_batch(
+    pairs: TokenPairs,
+    indices: Sequence[int] | np.ndarray,
+    bucket: Bucket,
+    counts: np.ndarray | None = None,
+) -> Batch:
+    """The pairs in rows of the bucket's shape: `counts[r]` of them, one after another, in row r; one in each where
+    `counts` is None. Rows beyond are padding."""
+    chosen = np.asarray(indices, np.int64)
+    counts = np.ones(len(chosen), np.int64) if counts is None else counts
+    source = _fill(pairs.source.take(chosen), counts, bucket.rows, bucket.source_length, pairs.pad_id)
+    target = _fill(pairs.target.take(chosen), counts, bucket.rows, bucket.target_length, pairs.pad_id)
     target_outputs, target_segments, target_positions = target
-    target_inputs = np.full_like(target_outputs, pairs.pad_id)
+    target_inputs = np.empty_like(target_outputs)
     target_inputs[:, 1:] = target_outputs[:, :-1]
-    target_inputs[:, 0] = pairs.start_id
-    target_inputs = np.where(target_segments > 0, target_inputs, pairs.pad_id).astype(np.int32)
+    target_inputs[target_positions == 0] = pairs.start_id
+    target_inputs[target_segments == 0] = pairs.pad_id
     return Batch(
         *source,
         target_inputs,
@@ -203,71 +235,121 @@ def make_batch(pairs: TokenPairs, indices: Sequence[int] | np.ndarray, bucket: B
 
 
 def _fill(
-    side: Ragged, indices: Sequence[int] | np.ndarray, rows: int, length: int, pad_id: int
+    side: Ragged, counts: np.ndarray, rows: int, length: int, pad_id: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Ids, segments and positions, each (rows, length)."""
-    chosen = np.asarray(indices, np.int64)
-    starts, lengths = side.offsets[chosen], side.lengths[chosen]
-    places = np.arange(length)[None, :]
-    used = places < np.pad(lengths, (0, rows - len(chosen)))[:, None]
-    # Token k of the batch, counted through its sentences, is token k - (tokens before its sentence) of that one.
-    before = np.cumsum(lengths) - lengths
-    ids = np.full((rows, length), pad_id, np.int32)
-    ids[used] = side.ids[np.repeat(starts - before, lengths) + np.arange(lengths.sum())]
-    return ids, used.astype(np.int32), np.where(used, places, 0).astype(np.int32)
+    """Ids, segments and positions, each (rows, length), of sequences of which `counts[r]` share row r."""
+    first = np.cumsum(counts) - counts  # of the sequences in each row
+    row = np.repeat(np.arange(len(counts)), counts)
+    begin = row * length + side.offsets[:-1] - side.offsets[first[row]]
+    within = np.arange(len(side.ids)) - np.repeat(side.offsets[:-1], side.lengths)
+    places = np.repeat(begin, side.lengths) + within
+    ids, segments, positions = np.full(rows * length, pad_id, np.int32), *np.zeros((2, rows * length), np.int32)
+    ids[places] = side.ids
+    segments[places] = np.repeat(np.arange(len(side)) - first[row] + 1, side.lengths)
+    positions[places] = within
+    return ids.reshape(rows, length), segments.reshape(rows, length), positions.reshape(rows, length)
+
+
+class Placed(NamedTuple):
+    """What stands in a batch: pairs by number, row after row; `counts` of them in each row, or one where it is None."""
+
+    shape: Bucket
+    pairs: np.ndarray
+    counts: np.ndarray | None = None
+
+
+@runtime_checkable
+class Layout(Protocol):
+    """How the pairs of a corpus stand in batches. Every epoch has each pair once, in the same number of batches."""
+
+    shapes: Sequence[Bucket]
+    batches_per_epoch: int
+    slots: int
+    """Places for tokens in an epoch, both sides."""
+
+    def epoch(self, rng: np.random.Generator) -> list[Placed]:
+        """The batches of an epoch in order."""
+        ...
+
+    def __str__(self) -> str: ...
+
+
+class BucketLayout:
+    """Pairs of similar length together, one a row.
+
+    A bucket's last batch is filled up with empty rows, so that no shape is ever new. Where that costs more slots than
+    giving its pairs to the next larger bucket, they go there, other ones each epoch.
+    """
+
+    def __init__(self, pairs: TokenPairs, buckets: Sequence[Bucket]) -> None:
+        self.shapes = buckets
+        self._assigned = assign_buckets(pairs, buckets)
+        pairs_in = np.bincount(self._assigned, minlength=len(buckets)).tolist()
+        self._moves: list[tuple[int, int] | None] = []
+        """For each bucket how many of its pairs go to which one."""
+        for n, bucket in enumerate(buckets):
+            rest = pairs_in[n] % bucket.rows
+            larger = next((m for m in range(n + 1, len(buckets)) if buckets[m].holds(bucket)), None)
+            move = None
+            if rest and larger is not None:
+                cost = rest * (buckets[larger].row_slots - bucket.row_slots)
+                if cost < (bucket.rows - rest) * bucket.row_slots:
+                    move = (rest, larger)
+                    pairs_in[n] -= rest
+                    pairs_in[larger] += rest
+            self._moves.append(move)
+        batches_of = [-(-n // bucket.rows) for n, bucket in zip(pairs_in, buckets, strict=True)]
+        self.batches_per_epoch = sum(batches_of)
+        self.slots = sum(n * b.rows * b.row_slots for n, b in zip(batches_of, buckets, strict=True))
+
+    def epoch(self, rng: np.random.Generator) -> list[Placed]:
+        """Pairs are shuffled, dealt to their buckets, and the batches shuffled."""
+        order = rng.permutation(len(self._assigned))
+        members = [order[self._assigned[order] == n] for n in range(len(self.shapes))]
+        placed = []
+        for n, (shape, move) in enumerate(zip(self.shapes, self._moves, strict=True)):
+            if move is not None:
+                rest, larger = move
+                members[larger] = np.concatenate([members[n][-rest:], members[larger]])
+                members[n] = members[n][:-rest]
+            placed += [Placed(shape, members[n][i : i + shape.rows]) for i in range(0, len(members[n]), shape.rows)]
+        return [placed[i] for i in rng.permutation(len(placed))]
+
+    def __str__(self) -> str:
+        return " ".join(map(str, self.shapes))
 
 
 @dataclass(frozen=True)
 class TrainingBatches:
-    """The batches of a run, number 0 up to `n_batches`, epoch after epoch.
-
-    Every epoch sees each pair once: pairs are shuffled, dealt to their buckets, and the batches shuffled. The last
-    batch of a bucket is filled up with empty rows, so that no shape is ever new. All of it follows from the seed.
-    """
+    """The batches of a run, number 0 up to `n_batches`, epoch after epoch; all of it follows from the seed."""
 
     pairs: TokenPairs
-    buckets: Sequence[Bucket]
+    layout: Layout
     seed: int
     n_batches: int
     fingerprint: str = field(init=False)
-    batches_per_epoch: int = field(init=False)
-    _assigned: np.ndarray = field(init=False, repr=False)
-    _epochs: dict[int, list[tuple[int, np.ndarray]]] = field(init=False, repr=False, default_factory=dict)
+    _epochs: dict[int, list[Placed]] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        assigned = assign_buckets(self.pairs, self.buckets)
-        object.__setattr__(self, "_assigned", assigned)
         object.__setattr__(self, "fingerprint", self.pairs.fingerprint())
-        object.__setattr__(self, "batches_per_epoch", sum(self._batch_counts()))
 
-    def _batch_counts(self) -> list[int]:
-        """Batches an epoch, per bucket."""
-        pairs_in = np.bincount(self._assigned, minlength=len(self.buckets))
-        return [-(-int(n) // bucket.rows) for n, bucket in zip(pairs_in, self.buckets, strict=True)]
+    @property
+    def batches_per_epoch(self) -> int:
+        return self.layout.batches_per_epoch
 
     @property
     def padding_share(self) -> float:
         """Of the slots of an epoch, both sides, the share that holds no token."""
-        slots = sum(
-            n * bucket.rows * (bucket.source_length + bucket.target_length)
-            for n, bucket in zip(self._batch_counts(), self.buckets, strict=True)
-        )
-        return 1.0 - (len(self.pairs.source.ids) + len(self.pairs.target.ids)) / slots
+        return 1.0 - (len(self.pairs.source.ids) + len(self.pairs.target.ids)) / self.layout.slots
 
-    def plan(self, epoch: int) -> list[tuple[int, np.ndarray]]:
-        """The epoch's batches in order: the bucket's number and the pairs' indices."""
+    def plan(self, epoch: int) -> list[Placed]:
+        """The epoch's batches in order."""
         if epoch not in self._epochs:
-            rng = np.random.default_rng((self.seed, epoch))
-            order = rng.permutation(len(self.pairs))
-            plan = []
-            for n, bucket in enumerate(self.buckets):
-                members = order[self._assigned[order] == n]
-                plan += [(n, members[i : i + bucket.rows]) for i in range(0, len(members), bucket.rows)]
-            shuffled = [plan[i] for i in rng.permutation(len(plan))]
+            plan = self.layout.epoch(np.random.default_rng((self.seed, epoch)))
             # Readers run ahead by a few batches: two neighbouring epochs are all that is ever asked for.
             for old in [e for e in self._epochs if e < epoch - 1]:
                 self._epochs.pop(old, None)
-            self._epochs[epoch] = shuffled
+            self._epochs[epoch] = plan
         return self._epochs[epoch]
 
     def __len__(self) -> int:
@@ -275,13 +357,13 @@ class TrainingBatches:
 
     def __getitem__(self, index: int) -> Batch:
         epoch, place = divmod(int(index), self.batches_per_epoch)
-        n, indices = self.plan(epoch)[place]
-        return make_batch(self.pairs, indices, self.buckets[n])
+        shape, members, counts = self.plan(epoch)[place]
+        return make_batch(self.pairs, members, shape, counts)
 
     def position(self, batch: int) -> Position:
         """The record to keep with a checkpoint taken after `batch` batches."""
         epoch, index = divmod(batch, self.batches_per_epoch)
-        shapes = " ".join(f"{b.rows}x{b.source_length}/{b.target_length}" for b in self.buckets)
+        shapes = f"{self.layout}, {self.batches_per_epoch} an epoch"
         return Position(batch, epoch, index, self.seed, self.fingerprint, shapes)
 
     def check_position(self, record: dict[str, Any]) -> int:

@@ -215,16 +215,20 @@ class DataConfig:
     """Slots per side and step; None: `batch_size` counts instead. The paper has about 25,000 (§5.1)."""
     batch_size: int = 128
     """Sentence pairs per step where batch_tokens is None."""
+    batching: Literal["buckets", "packed"] = "buckets"
+    """buckets: sentences of similar length share a batch, one a row (§5.1). packed: several sentences share a row."""
     n_buckets: int = 8
-    """Static shapes at most: sentences of similar length share a batch (§5.1)."""
+    """Static shapes at most, of buckets."""
+    row_tokens: int = 256
+    """Slots of a packed row on the side with more tokens; the other side has as many as it needs beside it."""
     rows_multiple: int = 8
     """Every batch has a multiple of this many rows, so that this many devices can share it."""
     limit: int | None = None
     """Train on the first so many pairs only."""
 
     def __post_init__(self) -> None:
-        _one_of(self, tokenizer_type=("bpe", "unigram"), too_long=("drop", "cut"))
-        _not_below(self, 1, "batch_size", "n_buckets", "rows_multiple")
+        _one_of(self, tokenizer_type=("bpe", "unigram"), too_long=("drop", "cut"), batching=("buckets", "packed"))
+        _not_below(self, 1, "batch_size", "n_buckets", "rows_multiple", "row_tokens")
         _not_below(self, 2, "max_tokens")
         _check(self.limit is None or self.limit > 0, f"data.limit is {self.limit}; it must be above 0.")
         _check(
@@ -236,6 +240,8 @@ class DataConfig:
             self.batch_tokens is not None or self.batch_size % self.rows_multiple == 0,
             f"batch_size is {self.batch_size}, which is not a multiple of rows_multiple, {self.rows_multiple}.",
         )
+        if self.batching == "packed":
+            self._check_packing()
         _check(
             len(self.source) == len(self.target),
             f"{len(self.source)} source files but {len(self.target)} target files; name one target per source.",
@@ -268,6 +274,23 @@ class DataConfig:
         )
         if self.index_processes is not None:
             _not_below(self, 1, "index_processes")
+
+    def _check_packing(self) -> None:
+        _check(
+            self.batch_tokens is not None,
+            "batching packed counts a batch in tokens, but batch_tokens is None; set it, or take batching buckets.",
+        )
+        _check(
+            self.max_tokens <= self.row_tokens,
+            f"row_tokens is {self.row_tokens}, but a sentence may have max_tokens, {self.max_tokens}; "
+            "raise the one or lower the other.",
+        )
+        _check(self.row_tokens <= 2**14, f"row_tokens is {self.row_tokens}; it must be at most {2**14}.")
+        _check(
+            self.batch_tokens is None or self.batch_tokens >= self.row_tokens * self.rows_multiple,
+            f"batch_tokens is {self.batch_tokens}, too few for {self.rows_multiple} rows (rows_multiple) of "
+            f"{self.row_tokens} tokens (row_tokens); raise it, or lower one of the two.",
+        )
 
 
 @dataclass(frozen=True)

@@ -280,10 +280,10 @@ class Transformer(nn.Module):
         deterministic: bool = True,
     ) -> Float[Array, "B S D"]:
         """The encoder output, the paper's z: what the decoder calls memory."""
-        self._check_length("source", source_ids_BS.shape[1])
         if source_segments_BS is None:
             source_segments_BS = self.source_segments(source_ids_BS)
         if source_positions_BS is None:
+            self._check_length("source", source_ids_BS.shape[1])
             source_positions_BS = jnp.arange(source_ids_BS.shape[1])[None]
         embedding = self.target_embedding if self.config.shared_embedding else self.source_embedding
         x_BSD = self._drop_words(embedding(source_ids_BS), deterministic)
@@ -300,8 +300,8 @@ class Transformer(nn.Module):
         deterministic: bool = True,
     ) -> Float[Array, "B T V"]:
         """Logits after each target token, given the encoder output."""
-        self._check_length("target", target_ids_BT.shape[1])
         if target_positions_BT is None:
+            self._check_length("target", target_ids_BT.shape[1])
             target_positions_BT = jnp.arange(target_ids_BT.shape[1])[None]
         if target_segments_BT is None:
             target_segments_BT = jnp.ones_like(target_ids_BT)

@@ -18,7 +18,7 @@ class Progress:
         self._terminal = sys.stderr.isatty()
         self._bar: Any = None
         self._began = self._shown = time.monotonic()
-        self._window: list[tuple[float, float]] = []
+        self._window: list[tuple[float, float, float]] = []
         self._paused = 0.0
 
     def __enter__(self) -> Progress:
@@ -34,12 +34,14 @@ class Progress:
         if self._bar is not None:
             self._bar.close()
 
-    def step(self, step: int, tokens: float, loss: float, rate: float) -> float:
-        """Counts a step; returns the speed of the last steps in target tokens per second."""
+    def step(self, step: int, tokens: float, loss: float, rate: float, waited: float = 0.0) -> tuple[float, float]:
+        """Counts a step. Returns the speed of the last steps in target tokens per second, and the share of their time
+        that the loop waited for data; `waited` is how long this step did, in seconds."""
         now = time.monotonic() - self._paused
-        self._window = [*self._window[-50:], (now, tokens)]
+        self._window = [*self._window[-50:], (now, tokens, waited)]
         elapsed = now - self._window[0][0]
-        speed = sum(n for _, n in self._window[1:]) / elapsed if elapsed > 0 else 0.0
+        speed = sum(n for _, n, _ in self._window[1:]) / elapsed if elapsed > 0 else 0.0
+        wait = min(1.0, sum(seconds for _, _, seconds in self._window[1:]) / elapsed) if elapsed > 0 else 0.0
         if self._bar is not None:
             self._bar.update(1)
             self._bar.set_postfix_str(f"loss {loss:.3f}, rate {rate:.2e}, {speed:,.0f} tokens/s", refresh=False)
@@ -49,7 +51,7 @@ class Progress:
             minutes, seconds = divmod(round(per_step * (self.n_steps - step)), 60)
             left = f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
             self.say(f"step {step:>7,}  loss {loss:.4f}  rate {rate:.2e}  {speed:,.0f} tokens/s  left {left}")
-        return speed
+        return speed, wait
 
     def pause(self, seconds: float) -> None:
         """Leaves time spent on something else (an evaluation) out of the speed."""

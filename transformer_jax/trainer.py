@@ -18,6 +18,7 @@ import jax
 from transformer_jax.batching import (
     Batch,
     Bucket,
+    Layout,
     Position,
     TokenPairs,
     TrainingBatches,
@@ -34,6 +35,7 @@ from transformer_jax.loss import lowest_loss
 from transformer_jax.model import Transformer
 from transformer_jax.model_folder import save_model
 from transformer_jax.optimizer import adam
+from transformer_jax.packing import make_layout
 from transformer_jax.progress import Progress
 from transformer_jax.run_data import Texts, find_tokenizer, read_texts, to_tokens, training_pairs
 from transformer_jax.run_folder import RunFolder
@@ -100,8 +102,7 @@ class Trainer:
         self.samples = config.samples or texts.samples
 
         pairs, self.data_report = training_pairs(config.data, texts, tokenizer, model_config.start_id, self.folder)
-        self.buckets = make_buckets(pairs, config.data)
-        self.batches, self.config = plan_steps(pairs, self.buckets, self.config)
+        self.batches, self.config = plan_steps(pairs, make_layout(pairs, config.data), self.config)
         self.validation = self._validation_batches()
 
         self.model = Transformer(model_config)
@@ -165,8 +166,11 @@ class Trainer:
         )
         for line in describe_report(self.data_report):
             self.say(line)
-        shapes = ", ".join(f"{s.rows}x{s.source_length}/{s.target_length}" for s in self.buckets)
-        self.say(f"batches    {b.batches_per_epoch:,} an epoch, padding {b.padding_share:.1%}, shapes {shapes}")
+        shapes = ", ".join(map(str, b.layout.shapes))
+        self.say(
+            f"batches    {b.batches_per_epoch:,} an epoch, {c.data.batching}, padding {b.padding_share:.1%}, "
+            f"shapes {shapes}"
+        )
         self.say(f"devices    {self.mesh.size} {jax.devices()[0].device_kind}")
 
     def train(self) -> Outcome:
@@ -220,20 +224,23 @@ class Trainer:
         self, state: TrainState, step: int, stop_at: int, caught: list[str], progress: Progress
     ) -> tuple[TrainState, int]:
         """Steps up to `stop_at`, or to the first after a signal; all of them are logged when it returns."""
-        pending: tuple[int, StepLog] | None = None
+        pending: tuple[int, StepLog, float] | None = None
         self._reader = self._reader or read_ahead(self.batches, step)
         while step < stop_at and not caught:
-            state, log = self.train_step(state, shard_rows(next(self._reader), self.mesh))
+            began = time.monotonic()
+            batch = next(self._reader)
+            waited = time.monotonic() - began
+            state, log = self.train_step(state, shard_rows(batch, self.mesh))
             step += 1
             # The log of the step before: while it is read, the device is busy with this one.
             if pending is not None:
                 self._log(*pending, progress)
-            pending = (step, log)
+            pending = (step, log, waited)
         if pending is not None:
             self._log(*pending, progress)
         return state, step
 
-    def _log(self, step: int, log: StepLog, progress: Progress) -> None:
+    def _log(self, step: int, log: StepLog, waited: float, progress: Progress) -> None:
         log = jax.device_get(log)
         values = per_token(log.sums)
         if not (math.isfinite(values["loss"]) and math.isfinite(log.gradient_norm)):
@@ -244,7 +251,7 @@ class Trainer:
                 + "Lower the learning rate or set train.clip_norm, and start again."
             )
         rate = float(log.rate)
-        speed = progress.step(step, float(log.sums.tokens), values["loss"], rate)
+        speed, wait = progress.step(step, float(log.sums.tokens), values["loss"], rate, waited)
         if step % self.config.train.log_every == 0 or step == self.config.train.steps:
             self.folder.write(
                 "train",
@@ -253,6 +260,8 @@ class Trainer:
                 rate=rate,
                 gradient_norm=float(log.gradient_norm),
                 target_tokens_per_second=speed,
+                wait=wait,
+                padding=self.batches.padding_share,
             )
 
     def _evaluate(self, step: int, params: Any, best: Best, progress: Progress) -> None:
@@ -360,10 +369,10 @@ class Trainer:
         return counts if self._translator is None else counts | {"translation": self._translator.n_programs()}
 
 
-def plan_steps(pairs: TokenPairs, buckets: list[Bucket], config: RunConfig) -> tuple[TrainingBatches, RunConfig]:
+def plan_steps(pairs: TokenPairs, layout: Layout, config: RunConfig) -> tuple[TrainingBatches, RunConfig]:
     """The run's batches, and the config with counts of epochs turned into counts of steps."""
     train = config.train
-    batches = TrainingBatches(pairs, buckets, train.seed, train.steps)
+    batches = TrainingBatches(pairs, layout, train.seed, train.steps)
     per_epoch = batches.batches_per_epoch
     if train.epochs is not None:
         batches = dataclasses.replace(batches, n_batches=train.epochs * per_epoch)
