@@ -88,8 +88,8 @@ def measure_grain(pairs: TokenPairs, row_tokens: int, n_bins: int) -> None:
         def __len__(self) -> int:
             return len(pairs)
 
-        def __getitem__(self, i: int) -> dict[str, np.ndarray]:
-            return {"source": pairs.source[i], "target": pairs.target[i]}
+        def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+            return {"source": pairs.source[index], "target": pairs.target[index]}
 
     source, target = row_lengths(pairs.source, pairs.target, row_tokens)
     tokens = len(pairs.source.ids) + len(pairs.target.ids)
