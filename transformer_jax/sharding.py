@@ -99,8 +99,8 @@ def wait_for_all(what: str) -> None:
 def wait_for_main(done: Callable[[], bool], what: str) -> None:
     """Returns in every process when the main one has come here, after work that may take it long.
 
-    The others look whether its result is there, by `done`, before they go to the barrier: that one is a collective
-    operation of the devices, and gives up after some minutes.
+    The others look whether its result is there, by `done`, before they go to the barrier: that is a collective
+    operation of the devices, on which a backend may put a time limit.
     """
     while not is_main_process() and not done():
         time.sleep(SECONDS_BETWEEN_LOOKS)
