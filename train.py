@@ -18,6 +18,11 @@ def main(arguments: list[str]) -> int:
 
     options = parse_options(arguments, DEFAULT_CONFIG)
     use_compilation_cache()
+    if options.dry_run:
+        from transformer_jax.dry_run import describe
+
+        print("\n".join(describe(options.run, options.accelerator, options.accelerators)))
+        return 0
     join_processes(options.processes.coordinator, options.processes.count, options.processes.id)
 
     from transformer_jax.trainer import Trainer

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from transformer_jax.best import best, best_of_beams
 from transformer_jax.ensemble import average_log_probs, reorder_each
 from transformer_jax.errors import UserError
 from transformer_jax.sampling import Sampling
@@ -23,8 +24,6 @@ from transformer_jax.search import (
     Hypotheses,
     NBest,
     Step,
-    _best,
-    _best_of_beams,
     advance,
     beam_rows,
     beam_search,
@@ -348,7 +347,7 @@ ALL = 1100  # there are 3^0 + 3^1 + .. + 3^5 outputs that end and 3^6 that do no
 CHAINS = np.log(np.random.default_rng(3).dirichlet(np.full(4, 0.8), (5, 6, 4)) + 1e-4)
 
 
-def expected_n_best(rule: str, alpha: float, b: int, keep: Any = lambda tokens: True) -> list[tuple[float, list[int]]]:
+def expected_nbest(rule: str, alpha: float, b: int, keep: Any = lambda tokens: True) -> list[tuple[float, list[int]]]:
     every = enumerate_outputs(CHAINS[b], 1 + b % 3, LIMITS[b])
     scored = [(rule_score(rule, alpha, total, len(tokens)), tokens) for tokens, total, _ in every if keep(tokens)]
     return sorted(scored, key=lambda pair: -pair[0])
@@ -378,7 +377,7 @@ def test_a_beam_that_holds_everything_finds_what_trying_everything_finds(rule: s
         CHAINS, LIMITS, starts=STARTS, length=6, beam_size=ALL, n_best=20, length_rule=rule, length_penalty=alpha
     )
     for b in range(5):
-        agree(found, b, expected_n_best(rule, alpha, b))
+        agree(found, b, expected_nbest(rule, alpha, b))
 
 
 def test_all_1093_outputs_are_listed_and_no_more() -> None:
@@ -386,7 +385,7 @@ def test_all_1093_outputs_are_listed_and_no_more() -> None:
         CHAINS, LIMITS, starts=STARTS, length=6, beam_size=ALL, n_best=ALL, length_rule="gnmt", length_penalty=0.6
     )
     for b in range(5):
-        agree(found, b, expected_n_best("gnmt", 0.6, b))
+        agree(found, b, expected_nbest("gnmt", 0.6, b))
     assert [len(outputs(found, b)) for b in range(5)] == [1093, 1093, 364, 40, 4]
 
 
@@ -411,7 +410,7 @@ def test_prefixes_and_least_lengths_leave_the_best_of_what_they_allow() -> None:
             long_enough = tokens[-1] != 0 or len(tokens) >= least[b] or tokens == given
             return tokens[: len(given)] == given and long_enough
 
-        expected = expected_n_best("hf", 0.6, b, allowed)
+        expected = expected_nbest("hf", 0.6, b, allowed)
         assert expected
         agree(found, b, expected)
 
@@ -431,7 +430,7 @@ def test_a_safe_stop_comes_before_the_limit_and_not_before_the_winner(rule: str,
     assert sorted(stopped) == [0, 1, 2, 3, 4]
     found = jax.device_get(hypotheses(beams, 3))
     for b in range(5):
-        expected = expected_n_best(rule, alpha, b)
+        expected = expected_nbest(rule, alpha, b)
         agree(found, b, expected)
         # not later than needed: at the first step at which no open output can still enter the best three
         assert stopped[b] == first_safe_step(rule, alpha, b, [score for score, _ in expected[:3]])
@@ -968,11 +967,11 @@ def test_the_best_of_many_are_those_of_a_full_sort_with_ties_in_order(n: int) ->
     values[1, -3:] = 99.0  # the best stand after the last whole block
     values[2, ::2] = -np.inf
     values[3] = -np.inf
-    best, places = _best(jnp.asarray(values), n)
+    found, places = best(jnp.asarray(values), n)
     golden = np.argsort(-values, axis=1, kind="stable")[:, :n]
     np.testing.assert_array_equal(places, golden)
-    np.testing.assert_array_equal(best, np.take_along_axis(values, golden, axis=1))
+    np.testing.assert_array_equal(found, np.take_along_axis(values, golden, axis=1))
     of_beams = values.reshape(2, 3, -1)
-    best, places = _best_of_beams(jnp.asarray(of_beams), n)
+    _, places = best_of_beams(jnp.asarray(of_beams), n)
     golden = np.argsort(-of_beams.reshape(2, -1), axis=1, kind="stable")[:, :n]
     np.testing.assert_array_equal(places, golden)

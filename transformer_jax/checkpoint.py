@@ -110,9 +110,12 @@ class Checkpoints:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def close(self) -> None:
-        """Waits for a save that is under way."""
+    def wait(self) -> None:
+        """Until a save that is under way is complete."""
         self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        self.wait()
         self._manager.close()
 
 

@@ -12,37 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from transformer_jax.errors import UserError
+from transformer_jax.config_checks import check, not_below, one_of, probabilities
+from transformer_jax.data_config import DataConfig as DataConfig
 
 Positions = Literal["interleaved", "sin_then_cos", "marian", "learned"]
 Activation = Literal["relu", "swish", "gelu"]
 
 VOCAB_FROM_TOKENIZER = 0
 """Stands for the vocabulary size in a config whose tokenizer is still to be trained."""
-
-
-def _check(condition: bool, message: str) -> None:
-    if not condition:
-        raise UserError(message)
-
-
-def _one_of(config: Any, **allowed: tuple[str, ...]) -> None:
-    for name, values in allowed.items():
-        value = getattr(config, name)
-        _check(value in values, f"{name} is {value!r}; it must be one of {', '.join(values)}.")
-
-
-def _not_below(config: Any, minimum: int, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        _check(isinstance(value, int), f"{name} is {value!r}; it must be a whole number.")
-        _check(value >= minimum, f"{name} is {value}; it must be at least {minimum}.")
-
-
-def _probabilities(config: Any, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        _check(0.0 <= value < 1.0, f"{name} is {value}; it must be at least 0 and below 1.")
 
 
 @dataclass(frozen=True)
@@ -102,7 +79,7 @@ class ModelConfig:
     """Keep only each layer's input for the gradient and compute the rest again: less memory, a third more time."""
 
     def __post_init__(self) -> None:
-        _one_of(
+        one_of(
             self,
             norm=("post", "pre"),
             positions=("interleaved", "sin_then_cos", "marian", "learned"),
@@ -110,29 +87,29 @@ class ModelConfig:
             start_embedding=("token", "zero"),
             dtype=("float32", "bfloat16"),
         )
-        _not_below(self, 1, "d_model", "n_heads", "d_ff", "n_encoder_layers", "n_decoder_layers", "max_length")
-        _not_below(self, 0, "vocab_size", "pad_id", "start_id", "end_id")
+        not_below(self, 1, "d_model", "n_heads", "d_ff", "n_encoder_layers", "n_decoder_layers", "max_length")
+        not_below(self, 0, "vocab_size", "pad_id", "start_id", "end_id")
         if self.decoder_d_ff is not None:
-            _not_below(self, 1, "decoder_d_ff")
+            not_below(self, 1, "decoder_d_ff")
         if self.source_pad_id is not None:
-            _not_below(self, 0, "source_pad_id")
-        _probabilities(self, "dropout", "attention_dropout", "feed_forward_dropout", "word_dropout")
-        _check(
+            not_below(self, 0, "source_pad_id")
+        probabilities(self, "dropout", "attention_dropout", "feed_forward_dropout", "word_dropout")
+        check(
             self.d_model % self.n_heads == 0,
             f"d_model is {self.d_model}, which is not a multiple of n_heads, {self.n_heads}; "
             "every head needs the same share of the width.",
         )
-        _check(
+        check(
             self.positions == "learned" or self.d_model % 2 == 0,
             f"d_model is {self.d_model}, but sinusoidal positions come in pairs of sine and cosine; "
             "take an even d_model, or positions learned.",
         )
-        _check(
+        check(
             self.positions != "marian" or self.d_model >= 4,
             f"d_model is {self.d_model}, but positions marian space their timescales over d_model/2 - 1 steps; "
             "take a d_model of at least 4.",
         )
-        _check(
+        check(
             not self.shared_embedding or self.source_vocab_size in (None, self.vocab_size),
             f"shared_embedding needs one vocabulary, but source_vocab_size is {self.source_vocab_size} and "
             f"vocab_size is {self.vocab_size}; set shared_embedding to false.",
@@ -158,139 +135,6 @@ class ModelConfig:
         """Two layers of width 128: learns a small task on a CPU in minutes."""
         sizes = {"d_model": 128, "n_heads": 4, "d_ff": 512, "n_encoder_layers": 2, "n_decoder_layers": 2}
         return cls(**{"vocab_size": vocab_size, **sizes, **changes})
-
-
-@dataclass(frozen=True)
-class DataConfig:
-    """Where the sentence pairs come from, and how they are batched."""
-
-    task: str | None = None
-    """A corpus made by rule: dates, reversal or numbers. None: text."""
-    dir: Path | None = None
-    """A folder with TRAIN, VAL and TEST files named SPLIT.LANGUAGE, plain or .gz."""
-    tfds: str | None = None
-    """A set of tensorflow-datasets, such as wmt14_translate/de-en, with the splits named below."""
-    tfds_dir: Path | None = None
-    """Where such sets are; None: its own default, $TFDS_DATA_DIR or tensorflow_datasets in the home folder."""
-    train_split: str = "train"
-    validation_split: str = "val"
-    test_split: str | None = None
-    source_lang: str = "en"
-    target_lang: str = "de"
-    source: tuple[Path, ...] = ()
-    """Training text, one sentence a line, plain or .gz; `target` holds line n's translation in line n. Comes on top of
-    what `dir` and `tfds` name."""
-    target: tuple[Path, ...] = ()
-    weights: tuple[float, ...] = ()
-    """How often an epoch sees the pairs of each corpus, in the order dir, tfds, source; 0.5: every second pair."""
-    tags: tuple[str, ...] = ()
-    """A text before each source line of a corpus, in the same order, such as '>>bt<<'; '' for none."""
-    validation_source: Path | None = None
-    validation_target: Path | None = None
-    test_source: Path | None = None
-    test_target: Path | None = None
-    tokenizer: Path | None = None
-    """A folder with source.spm, target.spm and vocab.json to use; None: train one on the training text."""
-    vocab_size: int = 8000
-    """Of the tokenizer to train, special tokens included."""
-    vocab_lines: int = 2_000_000
-    """Train it on a random sample of so many lines, where the text has more."""
-    tokenizer_type: Literal["bpe", "unigram"] = "bpe"
-    max_tokens: int = 128
-    """Longest source or target in training, in tokens with the end token."""
-    too_long: Literal["drop", "cut"] = "drop"
-    max_length_ratio: float | None = None
-    """Drop pairs of which one side has more than so many times the other's tokens; None: none."""
-    drop_identical: bool = False
-    """Drop pairs whose two sides are the same."""
-    drop_duplicates: bool = False
-    """Drop pairs that have come before."""
-    held_out: Literal["keep", "drop_pairs", "drop_lines"] = "keep"
-    """Training pairs that are validation or test pairs too. drop_lines: also those that share one side with one."""
-    cache: Path | None = None
-    """Folder for text in tokens, for several runs to share; None: tokens in the run folder."""
-    index_processes: int | None = None
-    """Processes that turn text into tokens; None: one for a small text, else one per processor, at most 16."""
-    batch_tokens: int | None = 4096
-    """Slots per side and step; None: `batch_size` counts instead. The paper has about 25,000 (§5.1)."""
-    batch_size: int = 128
-    """Sentence pairs per step where batch_tokens is None."""
-    batching: Literal["buckets", "packed"] = "buckets"
-    """buckets: sentences of similar length share a batch, one a row (§5.1). packed: several sentences share a row."""
-    n_buckets: int = 8
-    """Static shapes at most, of buckets."""
-    row_tokens: int = 256
-    """Slots of a packed row on the side with more tokens; the other side has as many as it needs beside it."""
-    rows_multiple: int = 8
-    """Every batch has a multiple of this many rows, so that this many devices can share it."""
-    limit: int | None = None
-    """Train on the first so many pairs only."""
-
-    def __post_init__(self) -> None:
-        _one_of(self, tokenizer_type=("bpe", "unigram"), too_long=("drop", "cut"), batching=("buckets", "packed"))
-        _not_below(self, 1, "batch_size", "n_buckets", "rows_multiple", "row_tokens")
-        _not_below(self, 2, "max_tokens")
-        _check(self.limit is None or self.limit > 0, f"data.limit is {self.limit}; it must be above 0.")
-        _check(
-            self.batch_tokens is None or self.batch_tokens >= self.max_tokens * self.rows_multiple,
-            f"batch_tokens is {self.batch_tokens}, too few for {self.rows_multiple} rows (rows_multiple) of "
-            f"{self.max_tokens} tokens (max_tokens); raise it, or lower one of the two.",
-        )
-        _check(
-            self.batch_tokens is not None or self.batch_size % self.rows_multiple == 0,
-            f"batch_size is {self.batch_size}, which is not a multiple of rows_multiple, {self.rows_multiple}.",
-        )
-        if self.batching == "packed":
-            self._check_packing()
-        _check(
-            len(self.source) == len(self.target),
-            f"{len(self.source)} source files but {len(self.target)} target files; name one target per source.",
-        )
-        self._check_corpora()
-
-    def _check_corpora(self) -> None:
-        _one_of(self, held_out=("keep", "drop_pairs", "drop_lines"))
-        _not_below(self, 1, "vocab_lines")
-        chosen = [name for name in ("dir", "tfds", "source") if getattr(self, name)]
-        _check(
-            self.task is None or not chosen,
-            f"Training data is named twice, by {' and '.join(['task', *chosen])}; name it once.",
-        )
-        n_corpora = (self.dir is not None) + (self.tfds is not None) + len(self.source)
-        for name in ("weights", "tags"):
-            given = len(getattr(self, name))
-            _check(
-                given in (0, n_corpora),
-                f"{name} has {given} entries, but there are {n_corpora} corpora (dir, tfds, then each source); "
-                "give one for each, or none.",
-            )
-        _check(
-            all(0 < weight < 1e6 for weight in self.weights),
-            f"weights is {' '.join(map(str, self.weights))}; each must be above 0, and a number of times.",
-        )
-        _check(
-            self.max_length_ratio is None or 1 <= self.max_length_ratio < 1e6,
-            f"max_length_ratio is {self.max_length_ratio}; it must be at least 1, and a number of times.",
-        )
-        if self.index_processes is not None:
-            _not_below(self, 1, "index_processes")
-
-    def _check_packing(self) -> None:
-        _check(
-            self.batch_tokens is not None,
-            "batching packed counts a batch in tokens, but batch_tokens is None; set it, or take batching buckets.",
-        )
-        _check(
-            self.max_tokens <= self.row_tokens,
-            f"row_tokens is {self.row_tokens}, but a sentence may have max_tokens, {self.max_tokens}; "
-            "raise the one or lower the other.",
-        )
-        _check(self.row_tokens <= 2**14, f"row_tokens is {self.row_tokens}; it must be at most {2**14}.")
-        _check(
-            self.batch_tokens is None or self.batch_tokens >= self.row_tokens * self.rows_multiple,
-            f"batch_tokens is {self.batch_tokens}, too few for {self.rows_multiple} rows (rows_multiple) of "
-            f"{self.row_tokens} tokens (row_tokens); raise it, or lower one of the two.",
-        )
 
 
 @dataclass(frozen=True)
@@ -337,33 +181,33 @@ class TrainConfig:
     """Devices to spread a batch over; None: all."""
 
     def __post_init__(self) -> None:
-        _one_of(self, schedule=("paper", "rsqrt", "cosine", "constant"), smoothing=("all", "others"))
-        _not_below(self, 1, "steps", "warmup_steps", "accumulation", "log_every", "checkpoint_every")
-        _not_below(self, 1, "keep_checkpoints", "average_last")
-        _not_below(self, 0, "seed")
-        _check(
+        one_of(self, schedule=("paper", "rsqrt", "cosine", "constant"), smoothing=("all", "others"))
+        not_below(self, 1, "steps", "warmup_steps", "accumulation", "log_every", "checkpoint_every")
+        not_below(self, 1, "keep_checkpoints", "average_last")
+        not_below(self, 0, "seed")
+        check(
             self.evaluate_every is None or self.evaluate_every >= 0,
             f"evaluate_every is {self.evaluate_every}; it must be a number of steps, or 0 for every epoch.",
         )
-        _probabilities(self, "label_smoothing", "beta1", "beta2", "decay_fraction")
+        probabilities(self, "label_smoothing", "beta1", "beta2", "decay_fraction")
         for name in ("peak_rate", "clip_norm", "patience", "n_devices", "epochs"):
             value = getattr(self, name)
-            _check(value is None or value > 0, f"{name} is {value}; it must be above 0.")
-        _check(self.r_drop >= 0, f"r_drop is {self.r_drop}; it must be 0 (none) or more.")
-        _check(
+            check(value is None or value > 0, f"{name} is {value}; it must be above 0.")
+        check(self.r_drop >= 0, f"r_drop is {self.r_drop}; it must be 0 (none) or more.")
+        check(
             self.ema_decay is None or 0 < self.ema_decay < 1,
             f"ema_decay is {self.ema_decay}; it must be above 0 and below 1.",
         )
-        _check(
+        check(
             self.average_last <= self.keep_checkpoints,
             f"average_last is {self.average_last}, but keep_checkpoints is {self.keep_checkpoints}; keep at least as "
             "many as are averaged.",
         )
-        _check(
+        check(
             self.average_last == 1 or self.ema_decay is None,
             "average_last and ema_decay both average the parameters; take one of them.",
         )
-        _check(
+        check(
             self.peak_rate is None or self.schedule != "paper",
             f"peak_rate is {self.peak_rate}, but schedule paper (Eq. 3) sets its own; take schedule rsqrt.",
         )
@@ -415,28 +259,28 @@ class DecodeConfig:
     """Translate only the first so many validation lines at each evaluation."""
 
     def __post_init__(self) -> None:
-        _one_of(
+        one_of(
             self,
             metric=("bleu", "exact"),
             length_rule=("hf", "gnmt", "marian"),
             early_stopping=("best", "first", "never"),
             long_lines=("split", "cut"),
         )
-        _not_below(self, 1, "batch_tokens", "beam_size", "n_best")
-        _not_below(self, 0, "min_length", "no_repeat_ngram_size", "seed", "top_k")
+        not_below(self, 1, "batch_tokens", "beam_size", "n_best")
+        not_below(self, 0, "min_length", "no_repeat_ngram_size", "seed", "top_k")
         for name in ("extra_length", "max_length"):
             if getattr(self, name) is not None:
-                _not_below(self, 0, name)
-        _check(
+                not_below(self, 0, name)
+        check(
             self.max_length_factor is None or 0 < self.max_length_factor < 1e6,
             f"max_length_factor is {self.max_length_factor}; it must be above 0, and a number of times.",
         )
-        _check(self.seed < 2**31, f"seed is {self.seed}; it must be below 2**31.")
-        _check(
+        check(self.seed < 2**31, f"seed is {self.seed}; it must be below 2**31.")
+        check(
             self.n_best <= self.beam_size,
             f"n_best is {self.n_best}, but beam_size is {self.beam_size}; a search finds at most as many as its beam.",
         )
-        _check(self.limit is None or self.limit > 0, f"decode.limit is {self.limit}; it must be above 0.")
+        check(self.limit is None or self.limit > 0, f"decode.limit is {self.limit}; it must be above 0.")
 
 
 @dataclass(frozen=True)

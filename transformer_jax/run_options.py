@@ -18,6 +18,8 @@ import tyro
 from transformer_jax.config import RunConfig, replace
 from transformer_jax.errors import UserError
 
+Accelerator = Literal["P100", "V100", "A100", "H100", "H200", "TPUv4", "TPUv5e", "TPUv5p"]
+
 
 @dataclass(frozen=True)
 class ProcessOptions:
@@ -43,6 +45,12 @@ class TrainOptions:
     """auto: go on where the run folder's last checkpoint ends. never: refuse to."""
     smoke: bool = False
     """Try the machinery: 500 pairs, 2 epochs, no evaluation, in a folder of its own."""
+    dry_run: bool = False
+    """Tell what the run takes - parameters, memory, arithmetic, days on `accelerators` - and end; needs no data."""
+    accelerator: Accelerator = "H100"
+    """Of a dry run."""
+    accelerators: int = 8
+    """Of a dry run: how many."""
     processes: ProcessOptions = field(default_factory=ProcessOptions)
     run: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
 
@@ -82,6 +90,8 @@ def parse_options(arguments: Sequence[str], default_config: Path) -> TrainOption
         raise UserError(
             f"There is no option {name}" + (f"; did you mean {close[0]}?" if close else "; --help lists all.")
         )
+    if options.accelerators < 1:
+        raise UserError(f"--accelerators is {options.accelerators}; it must be at least 1.")
     if options.smoke:
         options = dataclasses.replace(options, run=smoke_run(options.run))
     return options

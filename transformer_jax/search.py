@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.array_types import Array, Bool, Float, Int
+from transformer_jax.best import best, best_of_beams
 from transformer_jax.sampling import Sampling, draw_tokens, sentence_keys
 from transformer_jax.search_rules import (
     Asked,
@@ -38,10 +39,6 @@ Step = Callable[[Any, Array], tuple[Array, Any]]
 """(state, tokens_R) -> (log_probs_RV, state)"""
 Reorder = Callable[[Any, Array], Any]
 """(state, rows_R) -> the state whose row r is the given one's rows_R[r]"""
-
-
-BLOCK = 256
-"""Candidates that are looked through together when the best of very many are sought."""
 
 
 class NBest(NamedTuple):
@@ -359,12 +356,12 @@ def _extend(step: Step, reorder: Reorder, beams: BeamState, options: SearchOptio
     enters_BC = closes_BC & (jnp.arange(closes_BC.shape[1]) < W)
     scores_BC = hypothesis_scores(candidates.sums_BC, t + 1, divisors, options)
     scores_BC = jnp.where(enters_BC, scores_BC, -jnp.inf)
-    scores_BW, kept_BW = _best(jnp.concatenate([s.scores_BW, scores_BC], axis=1), W)
+    scores_BW, kept_BW = best(jnp.concatenate([s.scores_BW, scores_BC], axis=1), W)
 
     def keep(old_BW: Array, new_BC: Array) -> Array:
         return _pick(jnp.concatenate([old_BW, new_BC], axis=1), kept_BW)
 
-    sums_BW, order_BW = _best(jnp.where(exists_BC & ~closes_BC, candidates.sums_BC, -jnp.inf), W)
+    sums_BW, order_BW = best(jnp.where(exists_BC & ~closes_BC, candidates.sums_BC, -jnp.inf), W)
     over_B = settled(sums_BW[:, 0], scores_BW, t + 1, s.asked.limits_B, divisors, options)
     if W > 1:
         first_row_B1 = jnp.arange(B)[:, None] * W
@@ -396,7 +393,7 @@ def _candidates(
         sums_BC = s.sums_BW + _pick(gains_BWV[:, 0], index_BC)
     else:
         n_candidates = W if W == 1 or options.length_rule == "marian" else min(2 * W, W * V)
-        sums_BC, index_BC = _best_of_beams(s.sums_BW[:, :, None] + gains_BWV, n_candidates)
+        sums_BC, index_BC = best_of_beams(s.sums_BW[:, :, None] + gains_BWV, n_candidates)
     if options.length_rule == "marian":
         # The beam shrinks: a hypothesis that has ended takes its place along.
         width_B1 = W - jnp.sum(s.scores_BW > -jnp.inf, axis=1, keepdims=True)
@@ -417,51 +414,6 @@ def _grow(live: Paths, candidates: _Candidates, t: Int[Array, ""]) -> Paths:
         append(live.token_log_probs_BWT, candidates.log_probs_BC),
         _pick(live.log_probs_BW, candidates.parents_BC) + candidates.log_probs_BC,
     )
-
-
-def _best(values_BX: Float[Array, "B X"], n: int) -> tuple[Float[Array, "B N"], Int[Array, "B N"]]:
-    """The n highest of each row with their places, highest first; of equals the first."""
-    X = values_BX.shape[1]
-    if n > 1:
-        if 4 * n < X // BLOCK:
-            return _best_by_blocks(values_BX, n)
-        best_BN, places_BN = jax.lax.top_k(values_BX, n)
-        return best_BN, places_BN
-    # Two reductions, which a CPU does in half the time of one argmax. NaN equals nothing: its place is the last.
-    best_B1 = jnp.max(values_BX, axis=1, keepdims=True)
-    place_B1 = jnp.min(jnp.where(values_BX == best_B1, jnp.arange(X), X - 1), axis=1, keepdims=True)
-    return best_B1, place_B1.astype(jnp.int32)
-
-
-def _best_of_beams(values_BWV: Float[Array, "B W V"], n: int) -> tuple[Float[Array, "B N"], Int[Array, "B N"]]:
-    """The n highest of each sentence with their places in (W, V), highest first; of equals the first."""
-    B, W, V = values_BWV.shape
-    of_rows, places_RM = _best(values_BWV.reshape(B * W, V), min(n, V))  # whatever is best is among its beam's best
-    if W == 1:
-        return of_rows, places_RM
-    best_BN, chosen_BN = jax.lax.top_k(of_rows.reshape(B, -1), n)
-    index_RM = places_RM + (jnp.arange(B * W) % W * V)[:, None]
-    return best_BN, jnp.take_along_axis(index_RM.reshape(B, -1), chosen_BN, axis=1)
-
-
-def _best_by_blocks(values_BX: Float[Array, "B X"], n: int) -> tuple[Float[Array, "B N"], Int[Array, "B N"]]:
-    """`top_k`, to the place, in a fraction of its time: the n best stand in the n blocks with the highest maxima.
-
-    For a value in another block there are n blocks before it, each with a maximum that is higher, or as high and
-    further to the front. The places after the last whole block are a small block of their own.
-    """
-    B, X = values_BX.shape
-    M = X // BLOCK
-    values_BMZ = values_BX[:, : M * BLOCK].reshape(B, M, BLOCK)
-    _, chosen_BN = jax.lax.top_k(values_BMZ.max(axis=2), n)
-    chosen_BN = jnp.sort(chosen_BN, axis=1)  # so that of equals the first stays the first
-    in_blocks = jnp.take_along_axis(values_BMZ, chosen_BN[:, :, None], axis=1, mode="promise_in_bounds")
-    few_BY = jnp.concatenate([in_blocks.reshape(B, n * BLOCK), values_BX[:, M * BLOCK :]], axis=1)
-    best_BN, places_BN = jax.lax.top_k(few_BY, n)
-    block_BN = jnp.take_along_axis(chosen_BN, jnp.minimum(places_BN // BLOCK, n - 1), axis=1)
-    in_block_BN = block_BN * BLOCK + places_BN % BLOCK
-    after_BN = places_BN - n * BLOCK + M * BLOCK
-    return best_BN, jnp.where(places_BN < n * BLOCK, in_block_BN, after_BN)
 
 
 def _pick(x_BW: Array, index_BC: Int[Array, "B C"]) -> Array:

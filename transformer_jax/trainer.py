@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import jax
 
+from transformer_jax.averaging import average_params
 from transformer_jax.batching import (
     Batch,
     Bucket,
@@ -42,7 +43,7 @@ from transformer_jax.run_folder import RunFolder
 from transformer_jax.run_model import check_lengths, fit_model, load_initial, within_the_model
 from transformer_jax.sharding import data_mesh, is_main_process, replicate, shard_rows, wait_for_main
 from transformer_jax.tokenizer import Tokenizer, load_tokenizer
-from transformer_jax.training import StepLog, TrainState, init_state, make_loss_step, make_train_step
+from transformer_jax.training import StepLog, TrainState, init_params, make_loss_step, make_train_step, start_from
 from transformer_jax.translator import Translator
 
 Resume = Literal["auto", "never"]
@@ -153,7 +154,7 @@ class Trainer:
         return pairs, make_buckets(pairs, data)
 
     def _describe(self) -> None:
-        params = jax.eval_shape(lambda: init_state(self.model, self.optimizer, 0)).params
+        params = jax.eval_shape(lambda: init_params(self.model, 0))
         n_params = sum(math.prod(x.shape) for x in jax.tree.leaves(params))
         c, b = self.config, self.batches
         self.say(f"run        {self.folder.folder}")
@@ -176,34 +177,35 @@ class Trainer:
     def train(self) -> Outcome:
         """Trains to the last step, or until a signal, early stopping or a loss that is not a number."""
         c = self.config.train
-        state = replicate(init_state(self.model, self.optimizer, c.seed), self.mesh)
+        params = init_params(self.model, c.seed) if self.initial is None else self.initial.params
+        state = replicate(start_from(params, self.optimizer, c.ema_decay), self.mesh)
         best, step = Best(), 0
         if self.checkpoints.latest_step is not None:
             state, saved = self.checkpoints.restore(state)
             step = self.batches.check_position(saved["position"])
             best = Best(**saved["best"])
             self.say(f"resuming   at step {step:,}")
-        elif self.initial is not None:
-            state = dataclasses.replace(state, params=replicate(self.initial.params, self.mesh))
         self.folder.write_config(self.config)
         self.folder.write_data_report(self.data_report)
         self.folder.forget_after(step)
 
         with catch_signals() as caught, Progress(c.steps, step) as progress:
             if self.initial is not None and step == 0 and c.evaluate_every is not None:
-                self._evaluate_before(state.params, best, progress)
+                self._evaluate_before(state.used_params, best, progress)
             while step < c.steps and not caught and not self._patience_is_over(best):
                 stop_at = min(self._next_stop(step), c.steps)
                 state, step = self._run_steps(state, step, stop_at, caught, progress)
                 if self._is_evaluated(step):
-                    self._evaluate(step, state.params, best, progress)
+                    self._evaluate(step, state.used_params, best, progress)
                 self._save(state, self.batches.position(step), best)
+            stopped_by = caught[0] if caught and step < c.steps else None
+            if c.average_last > 1 and not stopped_by and not self.folder.records("average"):
+                self._evaluate_average(step, best, progress)
         self.checkpoints.close()
-        stopped_by = caught[0] if caught and step < c.steps else None
         if stopped_by:
             self.say(f"{stopped_by}: saved at step {step:,}; the same command goes on from there.")
         else:
-            self._finish(step, state.params, best)
+            self._finish(step, state.used_params, best)
         self.folder.close()
         return Outcome(step, best.score, stopped_by)
 
@@ -264,7 +266,19 @@ class Trainer:
                 padding=self.batches.padding_share,
             )
 
-    def _evaluate(self, step: int, params: Any, best: Best, progress: Progress) -> None:
+    def _evaluate_average(self, step: int, best: Best, progress: Progress) -> None:
+        """Evaluates the average of the last checkpoints: the run's model, unless an earlier one scored higher."""
+        steps = self.checkpoints.steps[-self.config.train.average_last :]
+        self.checkpoints.wait()
+        self.say(f"average    of {len(steps)} checkpoints, steps {', '.join(map(str, steps))}")
+        params = replicate(average_params(self.folder.checkpoints, steps), self.mesh)
+        if self.config.train.evaluate_every is None:
+            self._save_model(params)
+            self.folder.write("average", step, steps=steps)
+        else:
+            self._evaluate(step, params, best, progress, kind="average")
+
+    def _evaluate(self, step: int, params: Any, best: Best, progress: Progress, kind: str = "validation") -> None:
         """Loss and score on the validation text; the model folder is written when the score is the best."""
         translator = self._translate_with(params)
         began = time.monotonic()
@@ -288,7 +302,7 @@ class Trainer:
         else:
             best.evaluations_since += 1
         record["seconds"] = time.monotonic() - began
-        self.folder.write("validation", step, **record)
+        self.folder.write(kind, step, **record)
         self.folder.draw(self._lowest_loss())
         progress.pause(time.monotonic() - began)
         if score is not None:
@@ -314,7 +328,7 @@ class Trainer:
 
     def _finish(self, step: int, params: Any, best: Best) -> None:
         """The run is over: its model folder is complete; the test text is scored with the best model, once."""
-        if self.config.train.evaluate_every is None:
+        if self.config.train.evaluate_every is None and self.config.train.average_last == 1:
             self._save_model(params)
         results = [r for r in self.folder.records("result") if r["step"] == step]
         if not results:
