@@ -22,9 +22,10 @@ from transformer_jax.pair_sources import ListedPairs, WeightedSource, open_files
 from transformer_jax.run_data import find_tokenizer, read_texts, to_tokens
 from transformer_jax.run_options import parse_options
 from transformer_jax.sentencepiece_training import train_sentencepiece
+from transformer_jax.subword_sampling import Drawing
 from transformer_jax.token_blocks import TokenRules
 from transformer_jax.token_cache import ABANDONED_SECONDS, CacheWriter, open_cache
-from transformer_jax.tokenizer import SentencePieceTokenizer, load_tokenizer
+from transformer_jax.tokenizer import CharacterTokenizer, SentencePieceTokenizer, load_tokenizer
 from transformer_jax.trainer import Trainer
 from transformer_jax.training_text import Indexer, TrainingText
 
@@ -358,3 +359,56 @@ def test_of_several_processes_the_main_one_builds_and_all_read(corpus: Path, tmp
     results = {line for out in outputs for line in out.splitlines() if line.startswith("RESULT")}
     assert len(results) == 1
     assert results.pop().endswith(" 299")
+
+
+# --- sub-words cut by chance ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bpe(corpus: Path) -> SentencePieceTokenizer:
+    tokenizer = load_tokenizer(corpus / "tokenizer")
+    assert isinstance(tokenizer, SentencePieceTokenizer)
+    return tokenizer
+
+
+def test_drawn_sub_words_spell_the_text_and_follow_from_the_seed(bpe: SentencePieceTokenizer) -> None:
+    lines = ["the small frog runs under a tree.", "a red dog likes the house and eats."] * 20
+    plain = bpe.encode_source_batch(lines)
+    drawn = bpe.encode_source_batch(lines, Drawing(0.3, 7))
+    assert drawn == bpe.encode_source_batch(lines, Drawing(0.3, 7))
+    assert drawn != bpe.encode_source_batch(lines, Drawing(0.3, 8))
+    assert len({tuple(ids) for ids in drawn[::2]}) > 5  # the same line is cut in many ways
+    assert sum(map(len, drawn)) > sum(map(len, plain))
+    assert [bpe.decode_source(ids) for ids in drawn] == [bpe.decode_source(ids) for ids in plain] == lines
+    assert bpe.encode_source_batch(lines, Drawing(1e-9, 7)) == plain  # no merge is left out
+
+
+def test_each_pair_comes_once_in_each_reading_the_first_as_in_use(bpe: SentencePieceTokenizer, tmp_path: Path) -> None:
+    """One process and two make the same tokens of all three readings; the report counts lines once."""
+    lines = ["the small frog runs under a tree", "the dog likes the house", "a red frog", ""]
+    pairs = ListedPairs(tuple(zip(lines, lines, strict=True)), "text")
+    text = TrainingText((WeightedSource(pairs),), LineRules(), {})
+    bpe.save(tmp_path / "tokenizer")
+    found = []
+    for processes in (1, 2):
+        indexer = Indexer(text, bpe, TokenRules(40, sampling=0.4, readings=3), bpe.start_id, processes)
+        folder = tmp_path / f"by{processes}"
+        indexer.build(folder, tmp_path / "tokenizer")
+        found.append(indexer.read(folder))
+    (tokens, report), (again, _) = found
+    assert tokens.fingerprint() == again.fingerprint()
+    assert len(tokens) == report["pairs"] == 9
+    assert report["corpora"][0]["read"] == 4
+    plain = bpe.encode_source_batch(lines[:3])
+    assert [tokens.source[i].tolist() for i in range(3)] == plain
+    assert [tokens.source[i].tolist() for i in range(3, 6)] != plain
+    assert [tokens.source[i].tolist() for i in range(3, 6)] != [tokens.source[i].tolist() for i in range(6, 9)]
+    assert [bpe.decode_source(tokens.source[i].tolist()) for i in range(9)] == lines[:3] * 3
+
+
+def test_characters_cannot_be_cut_by_chance() -> None:
+    pairs = ListedPairs((("ab", "b"),), "text")
+    text = TrainingText((WeightedSource(pairs),), LineRules(), {})
+    indexer = Indexer(text, CharacterTokenizer(("a", "b")), TokenRules(9, sampling=0.1, readings=2), 1)
+    with pytest.raises(UserError, match="the vocabulary is of characters"):
+        indexer.in_memory()

@@ -45,6 +45,12 @@ class DataConfig:
     vocab_lines: int = 2_000_000
     """Train it on a random sample of so many lines, where the text has more."""
     tokenizer_type: Literal["bpe", "unigram"] = "bpe"
+    subword_sampling: float = 0.0
+    """Cut the training text into sub-words by chance. With bpe, the probability that a merge is left out (BPE-dropout,
+    Provilkov et al. 2020: 0.1); with unigram, alpha of the distribution that a cut is drawn from (Kudo 2018: 0.2)."""
+    subword_readings: int = 8
+    """With subword_sampling: ways in which each pair is cut, the first as in use. In so many passes over the text each
+    pair comes once in each way, all of them shuffled together."""
     max_tokens: int = 128
     """Longest source or target in training, in tokens with the end token."""
     too_long: Literal["drop", "cut"] = "drop"
@@ -78,7 +84,15 @@ class DataConfig:
     def __post_init__(self) -> None:
         one_of(self, tokenizer_type=("bpe", "unigram"), too_long=("drop", "cut"), batching=("buckets", "packed"))
         not_below(self, 1, "batch_size", "n_buckets", "rows_multiple", "row_tokens")
-        not_below(self, 2, "max_tokens")
+        not_below(self, 2, "max_tokens", "subword_readings")
+        check(
+            0.0 <= self.subword_sampling < 1.0,
+            f"subword_sampling is {self.subword_sampling}; it must be at least 0 (none) and below 1.",
+        )
+        check(
+            not self.subword_sampling or self.task is None,
+            f"subword_sampling cuts sub-words by chance, but task {self.task} is of characters; set it to 0.",
+        )
         check(self.limit is None or self.limit > 0, f"data.limit is {self.limit}; it must be above 0.")
         check(
             self.batch_tokens is None or self.batch_tokens >= self.max_tokens * self.rows_multiple,

@@ -21,7 +21,8 @@ import numpy as np
 from transformer_jax.batching import Ragged
 from transformer_jax.corpus import LengthRule, TokenIds, limit_length
 from transformer_jax.errors import UserError
-from transformer_jax.tokenizer import Tokenizer, load_tokenizer
+from transformer_jax.subword_sampling import Drawing
+from transformer_jax.tokenizer import SentencePieceTokenizer, Tokenizer, load_tokenizer
 
 BLOCK_PAIRS = 4096
 MAX_PROCESSES = 16
@@ -37,6 +38,10 @@ class TokenRules:
     too_long: LengthRule = "drop"
     max_length_ratio: float | None = None
     """Drop pairs of which one side is more than so many times as long as the other, before any cutting."""
+    sampling: float = 0.0
+    """How far sub-words are drawn by chance (`subword_sampling`)."""
+    readings: int = 1
+    """How often the whole text is turned into tokens: once as in use, and with `sampling` the other times."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,8 @@ class TextBlock:
     corpus: int
     source: list[str]
     target: list[str]
+    drawn: Drawing | None = None
+    """How it is cut into sub-words by chance; None: as in use."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +91,16 @@ def encode_block(block: TextBlock, tokenizer: Tokenizer, rules: TokenRules) -> T
 
 
 def _encode(block: TextBlock, tokenizer: Tokenizer) -> tuple[list[TokenIds], list[TokenIds], int]:
+    encode_source, encode_target = tokenizer.encode_source_batch, tokenizer.encode_target_batch
+    if block.drawn is not None:
+        if not isinstance(tokenizer, SentencePieceTokenizer):
+            raise UserError(
+                "subword_sampling cuts sub-words by chance, but the vocabulary is of characters; set it to 0."
+            )
+        encode_source = functools.partial(tokenizer.encode_source_batch, drawing=block.drawn)
+        encode_target = functools.partial(tokenizer.encode_target_batch, drawing=block.drawn)
     try:
-        return tokenizer.encode_source_batch(block.source), tokenizer.encode_target_batch(block.target), 0
+        return encode_source(block.source), encode_target(block.target), 0
     except UserError:
         # A source begins with a language tag that the vocabulary lacks. One such line among millions is text from the
         # web, and no reason to stop.
@@ -93,11 +108,11 @@ def _encode(block: TextBlock, tokenizer: Tokenizer) -> tuple[list[TokenIds], lis
         kept: list[str] = []
         for source_line, target_line in zip(block.source, block.target, strict=True):
             try:
-                source.append(tokenizer.encode_source(source_line))
+                source += encode_source([source_line])
             except UserError:
                 continue
             kept.append(target_line)
-        return source, tokenizer.encode_target_batch(kept), len(block.source) - len(kept)
+        return source, encode_target(kept), len(block.source) - len(kept)
 
 
 def repeat_pairs(block: TokenBlock, times: np.ndarray) -> TokenBlock:

@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from transformer_jax.errors import UserError
 from transformer_jax.files import read_json, write_whole
+from transformer_jax.subword_sampling import Drawing, drawn_pieces
 
 END, UNKNOWN, PAD, START = "</s>", "<unk>", "<pad>", "<s>"
 
@@ -141,10 +142,15 @@ class _Side:
         pieces = {self.processor.id_to_piece(index): index for index in range(len(self.processor))}
         return pieces == {piece: index for piece, index in self.vocab.items() if piece != PAD or piece in pieces}
 
-    def encode(self, lines: Sequence[str], refuse_unknown_tags: bool) -> list[list[int]]:
+    def encode(
+        self, lines: Sequence[str], refuse_unknown_tags: bool, drawing: Drawing | None = None
+    ) -> list[list[int]]:
         tags, texts = zip(*(self._split_tag(line, refuse_unknown_tags) for line in lines), strict=True)
-        # Starting threads takes longer than a short line does.
-        pieces_of_lines = self.processor.encode(list(texts), out_type=str, num_threads=1 if len(lines) < 64 else -1)
+        if drawing is None:
+            # Starting threads takes longer than a short line does.
+            pieces_of_lines = self.processor.encode(list(texts), out_type=str, num_threads=1 if len(lines) < 64 else -1)
+        else:
+            pieces_of_lines = drawn_pieces(self.processor, texts, drawing)
         return [
             tag + [self._text_ids.get(piece, self.unknown_id) for piece in pieces] + [self.end_id]
             for tag, pieces in zip(tags, pieces_of_lines, strict=True)
@@ -226,11 +232,13 @@ class SentencePieceTokenizer:
     def encode_target(self, line: str) -> list[int]:
         return self.encode_target_batch([line])[0]
 
-    def encode_source_batch(self, lines: Sequence[str]) -> list[list[int]]:
-        return self._source.encode(lines, refuse_unknown_tags=True) if lines else []
+    def encode_source_batch(self, lines: Sequence[str], drawing: Drawing | None = None) -> list[list[int]]:
+        """Source ids with the end token; with a `drawing`, of sub-words that are drawn."""
+        return self._source.encode(lines, refuse_unknown_tags=True, drawing=drawing) if lines else []
 
-    def encode_target_batch(self, lines: Sequence[str]) -> list[list[int]]:
-        return self._target.encode(lines, refuse_unknown_tags=False) if lines else []
+    def encode_target_batch(self, lines: Sequence[str], drawing: Drawing | None = None) -> list[list[int]]:
+        """Target ids with the end token; with a `drawing`, of sub-words that are drawn."""
+        return self._target.encode(lines, refuse_unknown_tags=False, drawing=drawing) if lines else []
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._target.decode(ids)

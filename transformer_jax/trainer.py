@@ -387,12 +387,14 @@ def plan_steps(pairs: TokenPairs, layout: Layout, config: RunConfig) -> tuple[Tr
     """The run's batches, and the config with counts of epochs turned into counts of steps."""
     train = config.train
     batches = TrainingBatches(pairs, layout, train.seed, train.steps)
-    per_epoch = batches.batches_per_epoch
+    # A text that was read several times, each with other sub-words, is passed as often in one epoch of the batches.
+    readings = config.data.subword_readings if config.data.subword_sampling else 1
+    per_pass = batches.batches_per_epoch / readings
     if train.epochs is not None:
-        batches = dataclasses.replace(batches, n_batches=train.epochs * per_epoch)
-        train = dataclasses.replace(train, steps=train.epochs * per_epoch)
+        train = dataclasses.replace(train, steps=math.ceil(train.epochs * per_pass))
+        batches = dataclasses.replace(batches, n_batches=train.steps)
     if train.evaluate_every == 0:
-        train = dataclasses.replace(train, evaluate_every=per_epoch)
+        train = dataclasses.replace(train, evaluate_every=math.ceil(per_pass))
     return batches, dataclasses.replace(config, train=train)
 
 

@@ -16,6 +16,7 @@ from transformer_jax.cleaning import CorpusCount, LineFilter, LineRules, Report,
 from transformer_jax.corpus import ParallelText
 from transformer_jax.errors import UserError
 from transformer_jax.pair_sources import Pair, WeightedSource, copies, digest_of_pairs, total_lines
+from transformer_jax.subword_sampling import Drawing
 from transformer_jax.token_blocks import (
     BLOCK_PAIRS,
     TextBlock,
@@ -73,14 +74,19 @@ class TrainingText:
                 pairs[slot] = pair
         return [source for source, _ in pairs] + [target for _, target in pairs]
 
-    def blocks(self, counts: Sequence[CorpusCount], line_filter: LineFilter) -> Iterator[TextBlock]:
-        """The pairs that are kept, a few thousand of one corpus at a time, with the tags on their sources."""
+    def blocks(
+        self, counts: Sequence[CorpusCount], line_filter: LineFilter, strength: float = 0.0, reading: int = 0
+    ) -> Iterator[TextBlock]:
+        """The pairs that are kept, a few thousand of one corpus at a time, with the tags on their sources. With a
+        `strength`, sub-words are drawn by a chance that follows from the numbers of the block and the reading."""
         block: TextBlock | None = None
+        blocks = 0
         for number, (source, target) in self.kept(counts, line_filter):
             if block is None or number != block.corpus or len(block.source) == BLOCK_PAIRS:
                 if block is not None:
                     yield block
-                block = TextBlock(number, [], [])
+                drawn = Drawing(strength, (reading << 20) + blocks) if strength else None
+                block, blocks = TextBlock(number, [], [], drawn), blocks + 1
             block.source.append(self.sources[number].tagged(source))
             block.target.append(target)
         if block is not None:
@@ -168,26 +174,24 @@ class Indexer:
         """All blocks, cleaned, counted and weighted."""
         from tqdm import tqdm
 
-        n_lines = total_lines(self.text.sources)
-        processes = self.processes or (usable_processes() if n_lines > SERIAL_LINES else 1)
-        encoded = encode_blocks(
-            self.text.blocks(counts, line_filter),
-            self.tokenizer,
-            self.rules,
-            folder=tokenizer_folder,
-            processes=processes,
-        )
-        shown = sys.stderr.isatty() and n_lines > SERIAL_LINES // 10
-        with tqdm(total=n_lines, desc="text to tokens", unit=" pairs", disable=not shown) as bar:
-            for block in encoded:
-                count = counts[block.corpus]
-                count.removed.update(block.removed)
-                count.cut += block.cut
-                times = copies(count.weight, count.kept, len(block.source))
-                count.kept += len(block.source)
-                count.seen += int(times.sum())
-                bar.update(sum(c.read for c in counts) - bar.n)
-                yield repeat_pairs(block, times)
+        n_lines, rules = total_lines(self.text.sources), self.rules
+        processes = self.processes or (usable_processes() if n_lines * rules.readings > SERIAL_LINES else 1)
+        shown = sys.stderr.isatty() and n_lines * rules.readings > SERIAL_LINES // 10
+        with tqdm(total=n_lines * rules.readings, desc="text to tokens", unit=" pairs", disable=not shown) as bar:
+            for reading in range(rules.readings):
+                # What is counted is the text, not how often it is read.
+                of_reading = counts if reading == 0 else self.text.new_counts()
+                of_lines = line_filter if reading == 0 else self.text.new_filter()
+                blocks = self.text.blocks(of_reading, of_lines, rules.sampling if reading else 0.0, reading)
+                for block in encode_blocks(blocks, self.tokenizer, rules, folder=tokenizer_folder, processes=processes):
+                    count = of_reading[block.corpus]
+                    count.removed.update(block.removed)
+                    count.cut += block.cut
+                    times = copies(count.weight, count.kept, len(block.source))
+                    count.kept += len(block.source)
+                    count.seen += int(times.sum())
+                    bar.update(n_lines * reading + sum(c.read for c in of_reading) - bar.n)
+                    yield repeat_pairs(block, times)
         if not sum(count.seen for count in counts):
             raise _nothing_left(counts, self.rules.max_tokens)
 
@@ -207,6 +211,7 @@ class Indexer:
             "held_out": line_filter.held_out_report(),
             "held_out_rule": self.text.rules.held_out,
             "max_tokens": self.rules.max_tokens,
+            "readings": self.rules.readings,
         }
 
 
