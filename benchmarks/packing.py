@@ -3,7 +3,7 @@
     python benchmarks/packing.py --source train.en --target train.de --vocab-size 6000 --row-tokens 64 96 128
     python benchmarks/packing.py --source train.en --target train.de --grain         # grain's packers beside ours
     python benchmarks/packing.py --source train.en --target train.de --pairs 2000000 # pairs drawn from the text
-    python benchmarks/packing.py --source train.en --target train.de --config configs/multi30k.py --steps 5
+    python benchmarks/packing.py --source train.en --target train.de --config configs/multi30k_tutorial.py --steps 5
 
 Padding counts all slots of an epoch on both sides, empty rows included. The pipeline's speed is in real tokens of both
 sides per second of processor time, in one thread: "lay out" is what happens once (packing; finding buckets), "batches"

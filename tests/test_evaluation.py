@@ -11,7 +11,14 @@ import sacrebleu
 
 from transformer_jax.batching import Batch, Bucket, Ragged, TokenPairs, every_pair_once
 from transformer_jax.errors import UserError
-from transformer_jax.evaluation import exact_match, loss_of, per_token, score_translations
+from transformer_jax.evaluation import (
+    compound_split_bleu,
+    exact_match,
+    loss_of,
+    per_token,
+    score_translations,
+    split_compounds,
+)
 from transformer_jax.loss import LossSums
 from transformer_jax.sharding import data_mesh
 
@@ -85,6 +92,22 @@ def test_unequal_numbers_of_lines_are_refused_with_both_numbers() -> None:
 def test_nothing_to_score_is_refused() -> None:
     with pytest.raises(UserError, match="nothing to score"):
         score_translations([], [])
+
+
+def test_compounds_are_split_at_hyphens_between_letters_only() -> None:
+    assert split_compounds("rot-weiß und e-e-e") == "rot ##AT##-##AT## weiß und e ##AT##-##AT## e-e"
+    assert split_compounds("er - sie -5 a-") == "er - sie -5 a-"
+
+
+def test_compound_split_score_by_hand() -> None:
+    """Split, both sides have six tokens, of which five are alike: the pairs `ein rot`, `rot -` and `Ball da`, the
+    triple `ein rot -`, and no four in a row."""
+    hypothesis, reference = ["ein rot-blauer Ball da"], ["ein rot-weißer Ball da"]
+    found = compound_split_bleu(hypothesis, reference)
+    split = (["ein rot ##AT##-##AT## blauer Ball da"], ["ein rot ##AT##-##AT## weißer Ball da"])
+    assert found == pytest.approx(sacrebleu.corpus_bleu(split[0], [split[1]], tokenize="none", force=True).score)
+    assert sacrebleu.corpus_bleu(split[0], [split[1]], tokenize="none", force=True).counts == [5, 3, 1, 0]
+    assert found > sacrebleu.corpus_bleu(hypothesis, [reference]).score
 
 
 def test_exact_match_is_to_the_letter() -> None:

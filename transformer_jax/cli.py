@@ -94,6 +94,7 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, help="where to write the translations (nowhere)")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="of the scores (text)")
     parser.add_argument("--target-lang", help="whose tokenizer BLEU takes (the model's own, else 13a)")
+    parser.add_argument("--compound-split", action="store_true", help="also BLEU as the paper counts it for German")
     add_running(parser)
     add_search(parser)
     parser.set_defaults(run=_evaluate)

@@ -64,8 +64,8 @@ def device_step(config: RunConfig, n_devices: int) -> Any:
     return step.lower(state, batch).compile()
 
 
-def describe(config: RunConfig, accelerator: str = "H100", n_devices: int = 8) -> list[str]:
-    """The lines that a dry run prints."""
+def describe(config: RunConfig, accelerator: str = "H100", n_devices: int = 8, compiled: bool = True) -> list[str]:
+    """The lines that a dry run prints; the one on memory is of the `compiled` step, which takes a while."""
     if not config.model.vocab_size:
         config = replace(config, **{"model.vocab_size": config.data.vocab_size})
     m, data, steps = config.model, config.data, config.train.steps
@@ -76,17 +76,17 @@ def describe(config: RunConfig, accelerator: str = "H100", n_devices: int = 8) -
     flops = training_flops(m, tokens, tokens, length, length)
     peak, number = ACCELERATORS[accelerator]
     seconds = flops / (n_devices * peak * UTILISATION)
-    return [
+    lines = [
         f"model      {n_params:,} parameters: d_model {m.d_model}, {m.n_heads} heads, d_ff {m.d_ff}, "
         f"{m.n_encoder_layers}+{m.n_decoder_layers} layers, vocabulary {m.vocab_size:,}",
         f"batch      {rows:,} rows of {length:,} slots a side, {tokens:,} + {tokens:,} in all ({data.batching}), over "
         f"{n_devices} devices",
         f"programs   {1 if data.batching == 'packed' else f'at most {data.n_buckets}'} for training",
         f"arithmetic {flops / 1e12:,.1f} TFLOP a step, {flops * steps:.2e} FLOP for {steps:,} steps",
-        _memory(config, rows, n_devices),
         f"time       {seconds:.3f} s a step, {_duration(seconds * steps)} on {n_devices} {accelerator} (peak "
         f"{peak / 1e12:,.0f} TFLOP/s each in {number}, of which {UTILISATION:.0%} is assumed)",
     ]
+    return [*lines, memory_line(config, rows, n_devices)] if compiled else lines
 
 
 def _duration(seconds: float) -> str:
@@ -94,7 +94,7 @@ def _duration(seconds: float) -> str:
     return f"{hours:.1f} hours" if hours < 48 else f"{hours / 24:.1f} days"
 
 
-def _memory(config: RunConfig, rows: int, n_devices: int) -> str:
+def memory_line(config: RunConfig, rows: int, n_devices: int) -> str:
     if rows % (n_devices * config.train.accumulation):
         return f"memory     not told: {rows} rows do not divide over {n_devices} devices"
     analysis = device_step(config, n_devices).memory_analysis()

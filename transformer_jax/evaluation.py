@@ -61,6 +61,25 @@ def score_translations(
     )
 
 
+def compound_split_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> float:
+    """BLEU as the paper counts it for German, after the script of tensor2tensor: tokenised, and words split at hyphens.
+
+    The split makes more n-grams match, so that it comes out higher than sacreBLEU's and compares with the paper only.
+    The tokenizer is 13a here, the Moses one there.
+    """
+    from sacrebleu.metrics import BLEU  # pyright: ignore[reportPrivateImportUsage]
+    from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
+
+    tokenizer = Tokenizer13a()
+    split = [[split_compounds(tokenizer(line)) for line in side] for side in (hypotheses, references)]
+    return BLEU(tokenize="none", force=True).corpus_score(split[0], [split[1]]).score
+
+
+def split_compounds(line: str) -> str:
+    """`rot-weiß` -> `rot ##AT##-##AT## weiß`."""
+    return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", line)
+
+
 def exact_match(hypotheses: Sequence[str], references: Sequence[str]) -> float:
     """The share of lines that are equal to their reference."""
     return sum(h == r for h, r in zip(hypotheses, references, strict=True)) / len(references)
