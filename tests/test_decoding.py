@@ -18,6 +18,7 @@ from transformer_jax.search import beam_search
 from transformer_jax.search_rules import SearchOptions
 from transformer_jax.sharding import data_mesh, replicate, shard_rows
 from transformer_jax.source_tiles import pack_sources
+from transformer_jax.stopwatch import Stopwatch
 from transformer_jax.tokenizer import CharacterTokenizer
 from transformer_jax.translator import Hypothesis, Translator
 
@@ -243,3 +244,17 @@ def test_parts_of_one_line_share_a_prefix_and_draw_apart(translator: Translator)
 
 
 SAMPLING = DecodeConfig(sample=True, extra_length=10, batch_tokens=128)
+
+
+def test_what_is_compiled_inside_another_function_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tracing an inner function (2 s) is part of tracing the outer one (5 s); compiling (3 s) comes after."""
+    clock = [100.0]
+    monkeypatch.setattr("transformer_jax.stopwatch.time.perf_counter", lambda: clock[-1])
+    stopwatch = Stopwatch()
+    with stopwatch.measure("decode"):
+        for now, event, seconds in ((103.0, "trace", 2.0), (105.0, "trace", 5.0), (108.0, "backend", 3.0)):
+            clock.append(now)
+            stopwatch._on_event(f"/jax/core/compile/{event}", seconds)
+        stopwatch._on_event("/jax/compilation_cache/cache_retrieval_time_sec", 2.5)  # part of "backend"
+        clock.append(110.0)
+    assert dict(stopwatch.seconds) == {"compile": 8.0, "decode": 2.0}

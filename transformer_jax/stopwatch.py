@@ -17,11 +17,20 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
+        self._compiled: list[tuple[float, float]] = []
+        """Start and duration of what was compiled, one after another, none inside another."""
         jax.monitoring.register_event_duration_secs_listener(self._on_event)
 
     def _on_event(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
-        if event.startswith("/jax/core/compile/") or event.startswith("/jax/compilation_cache/cache_retrieval"):
-            self.seconds[COMPILING] += duration_secs
+        """JAX tells of a step when it is over: tracing a function comes after tracing those that it calls, which are
+        part of it."""
+        if not event.startswith("/jax/core/compile/"):
+            return
+        start = time.perf_counter() - duration_secs
+        while self._compiled and self._compiled[-1][0] >= start:
+            self.seconds[COMPILING] -= self._compiled.pop()[1]
+        self._compiled.append((start, duration_secs))
+        self.seconds[COMPILING] += duration_secs
 
     @contextlib.contextmanager
     def measure(self, name: str) -> Iterator[None]:
