@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +16,15 @@ import optax
 import pytest
 
 from transformer_jax import cli
-from transformer_jax.averaging import average_params, average_run, last_steps
+from transformer_jax.averaging import average_params, average_run, last_steps, readable_steps
 from transformer_jax.checkpoint import Checkpoints, read_params
-from transformer_jax.config import ModelConfig, RunConfig
+from transformer_jax.config import DataConfig, DecodeConfig, ModelConfig, RunConfig, TrainConfig, replace
 from transformer_jax.errors import UserError
 from transformer_jax.model import Transformer
 from transformer_jax.run_folder import RunFolder
 from transformer_jax.sharding import data_mesh, replicate
 from transformer_jax.tokenizer import CharacterTokenizer
+from transformer_jax.trainer import Trainer
 from transformer_jax.training import init_params, start_from
 from transformer_jax.translator import Translator
 
@@ -119,9 +123,19 @@ def test_checkpoints_of_different_models_are_refused(tmp_path: Path) -> None:
         average_params(tmp_path, [1, 2])
 
 
-def test_a_damaged_checkpoint_is_told(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"The checkpoint of step 5 in .* cannot be read"):
-        read_params(tmp_path, 5)
+def test_a_checkpoint_that_is_damaged_or_missing_is_told_and_left_out(
+    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(run / "checkpoints", folder)
+    for data in folder.glob("1000/state/**/d/*"):
+        data.unlink()
+    for step in (5, 1000):
+        with pytest.raises(UserError, match=rf"step {step} in .* cannot be read: its files are damaged or missing"):
+            read_params(folder, step)
+    assert readable_steps(folder, STEPS) == [900, 1100]
+    assert "step 1000" in caplog.text
+    assert "left out of the average" in caplog.text
 
 
 def test_a_config_of_another_version_is_told(run: Path, tmp_path: Path) -> None:
@@ -134,3 +148,109 @@ def test_a_config_of_another_version_is_told(run: Path, tmp_path: Path) -> None:
     (copy / "config.json").write_text(json.dumps(described))
     with pytest.raises(UserError, match="does not describe a model of this version"):
         average_run(copy, tmp_path / "out")
+
+
+def test_checkpoints_of_another_model_than_the_config_says_are_told(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name in ("checkpoints", "tokenizer"):
+        (copy / name).symlink_to(run / name)
+    described = json.loads((run / "config.json").read_text())
+    described["model"]["d_model"] = 32
+    (copy / "config.json").write_text(json.dumps(described))
+    with pytest.raises(UserError, match=r"not of the model that its config\.json describes"):
+        average_run(copy, tmp_path / "out")
+    (copy / "checkpoints").unlink()
+    (copy / "checkpoints").mkdir()
+    with pytest.raises(UserError, match="holds no checkpoint yet"):
+        average_run(copy, tmp_path / "out")
+
+
+# --- at the end of a run --------------------------------------------------------------------------------------
+
+
+RUN = RunConfig(
+    model=ModelConfig.tiny(d_model=16, n_heads=2, d_ff=32, n_encoder_layers=1, n_decoder_layers=1, max_length=64),
+    data=DataConfig(task="reversal", max_tokens=16, batch_tokens=None, batch_size=16, n_buckets=1, limit=200),
+    train=TrainConfig(
+        n_devices=1,
+        steps=12,
+        warmup_steps=10,
+        evaluate_every=None,
+        checkpoint_every=4,
+        keep_checkpoints=3,
+        average_last=2,
+    ),
+    decode=DecodeConfig(metric="exact", extra_length=4, limit=4),
+)
+
+
+def finish(folder: Path, stop_at: int | None = None, **changes: Any) -> list[int]:
+    """Trains, with a SIGTERM after a step if asked for; the steps that the last average is of."""
+    trainer = Trainer(replace(RUN, **{f"train.{name}": value for name, value in changes.items()}), folder)
+    train_step = trainer.train_step
+
+    def step(state: Any, batch: Any) -> Any:
+        state, log = train_step(state, batch)
+        if int(state.step) == stop_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return state, log
+
+    step._cache_size = train_step._cache_size  # type: ignore[attr-defined]
+    trainer.train_step = step
+    trainer.train()
+    records = trainer.folder.records("average")
+    return records[-1]["steps"] if records else []
+
+
+def model_of(folder: Path) -> bytes:
+    return (folder / "model" / "model.safetensors").read_bytes()
+
+
+def test_a_run_that_was_stopped_averages_the_checkpoints_of_one_that_was_not(tmp_path: Path) -> None:
+    assert finish(tmp_path / "straight") == [8, 12]
+    assert finish(tmp_path / "stopped", stop_at=9) == []
+    assert finish(tmp_path / "stopped") == [8, 12]
+    assert model_of(tmp_path / "straight") == model_of(tmp_path / "stopped")
+    with Checkpoints(tmp_path / "stopped" / "checkpoints") as checkpoints:
+        assert checkpoints.steps == [4, 8, 12]
+
+
+def test_a_run_that_goes_on_averages_anew_and_keeps_the_best(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert finish(folder, evaluate_every=4) == [8, 12]
+    first = model_of(folder)
+    assert finish(folder, evaluate_every=4) == [8, 12]  # it was over: nothing changes
+    assert model_of(folder) == first
+    assert len(RunFolder(folder).records("average")) == 1
+    assert finish(folder, steps=16, evaluate_every=None) == [12, 16]
+    assert model_of(folder) != first
+
+
+def test_an_average_that_scored_higher_is_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = iter([1.0, 2.0, 3.0, 9.0, 4.0, 5.0])  # at 4, 8, 12, of the average, at 16, of the average
+
+    def score(*_: Any) -> dict[str, Any]:
+        return {"exact": next(scores), "bleu": 0.0, "bleu_lowercase": 0.0, "chrf": 0.0, "signature": ""}
+
+    monkeypatch.setattr(Trainer, "_score", score)
+    folder = tmp_path / "run"
+    finish(folder, evaluate_every=4)
+    best = model_of(folder)
+    finish(folder, evaluate_every=4, steps=16)
+    assert model_of(folder) == best
+    assert RunFolder(folder).records("result")[-1]["best_score"] == 9.0
+
+
+def test_a_moving_average_is_what_is_averaged_and_resumed(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    finish(folder, average_last=1, ema_decay=0.9)
+    average = read_params(folder / "checkpoints", 12)
+    assert average_run(folder, tmp_path / "model", steps=[12]) == [12]
+    assert (tmp_path / "model" / "model.safetensors").read_bytes() == model_of(folder)
+    raw = finish(tmp_path / "raw", average_last=1)
+    assert raw == []
+    other = read_params(tmp_path / "raw" / "checkpoints", 12)
+    assert any((a != b).any() for a, b in zip(*map(jax.tree.leaves, (average, other)), strict=True))
+    with pytest.raises(UserError, match=r"an average of the parameters and the run asks for none \(train.ema_decay\)"):
+        finish(folder, average_last=1, steps=16)

@@ -410,5 +410,5 @@ def test_characters_cannot_be_cut_by_chance() -> None:
     pairs = ListedPairs((("ab", "b"),), "text")
     text = TrainingText((WeightedSource(pairs),), LineRules(), {})
     indexer = Indexer(text, CharacterTokenizer(("a", "b")), TokenRules(9, sampling=0.1, readings=2), 1)
-    with pytest.raises(UserError, match="the vocabulary is of characters"):
+    with pytest.raises(UserError, match="subword_sampling cuts sub-words, but the vocabulary is of characters"):
         indexer.in_memory()

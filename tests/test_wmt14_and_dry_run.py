@@ -95,7 +95,7 @@ def test_a_dry_run_of_base_tells_the_numbers_of_the_paper(base: RunConfig) -> No
 
 def test_the_command_prints_it_without_data(tmp_path: Path) -> None:
     command = [sys.executable, str(CONFIGS.parent / "train.py"), "--config", str(CONFIGS / "dates.py"), "--dry-run"]
-    command += ["--accelerators", "2", "--accelerator", "A100", "--model.vocab-size", "41"]
+    command += ["--accelerators", "2", "--accelerator", "A100"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
     assert "930,944 parameters" in done.stdout
     assert "on 2 A100" in done.stdout
@@ -103,6 +103,33 @@ def test_the_command_prints_it_without_data(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     with pytest.raises(UserError, match="--accelerators is 0"):
         parse_options(["--dry-run", "--accelerators", "0"], CONFIGS / "dates.py")
+
+
+def test_a_dry_run_makes_the_checks_of_a_run(base: RunConfig) -> None:
+    with pytest.raises(UserError, match="multiple of 8 rows, which 12 devices"):
+        describe(base, "A100", 12, compiled=False)
+    with pytest.raises(UserError, match="There is no task 'dance'"):
+        describe(replace(load_config(CONFIGS / "dates.py"), **{"data.task": "dance"}), compiled=False)
+    with pytest.raises(UserError, match="max_tokens is 256, but the model's positions end at max_length, 100"):
+        describe(replace(base, **{"model.max_length": 100}), compiled=False)
+
+
+def test_a_dry_run_does_not_know_the_steps_of_epochs() -> None:
+    told = "\n".join(describe(load_config(CONFIGS / "multi30k.py"), compiled=False))
+    assert "as many steps as 66 epochs of the text have" in told
+    assert "for 1,000 on 8 H100" in told
+    assert "2,093,056 parameters" in told
+
+
+def test_a_dry_run_counts_what_is_computed_twice() -> None:
+    config = load_config(CONFIGS / "dates.py")
+
+    def flops(**changes: Any) -> float:
+        told = "\n".join(describe(replace(config, **changes), compiled=False))
+        return float(told.split(" TFLOP a step")[0].split()[-1])
+
+    assert flops(**{"train.r_drop": 5.0}) == pytest.approx(2 * flops(), rel=0.01)
+    assert flops(**{"model.remat": True}) == pytest.approx(4 / 3 * flops(), rel=0.01)
 
 
 def test_every_accelerator_that_is_offered_is_known() -> None:

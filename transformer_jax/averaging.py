@@ -3,36 +3,50 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax.checkpoint import Checkpoints, read_params
 from transformer_jax.config import ModelConfig
 from transformer_jax.errors import UserError
 from transformer_jax.files import read_json
+from transformer_jax.model import Transformer
 from transformer_jax.model_folder import load_model, save_model
 from transformer_jax.run_folder import RunFolder
 from transformer_jax.tokenizer import load_tokenizer
-from transformer_jax.training import Params
+from transformer_jax.training import Params, init_params
+
+log = logging.getLogger("transformer_jax")
 
 
 def average_params(folder: Path, steps: Sequence[int]) -> Params:
     """The mean of the parameters of these checkpoints, added in float32, one checkpoint in memory at a time."""
-    total: Params | None = None
-    for step in steps:
+    if not steps:
+        raise UserError(f"No checkpoint of {folder} is named; name at least one to average.")
+    total = jax.tree.map(lambda x: np.array(x, np.float32), read_params(folder, steps[0]))
+    for step in steps[1:]:
         params = read_params(folder, step)
-        if total is None:
-            total = jax.tree.map(lambda x: np.array(x, np.float32), params)
-            continue
         _check_alike(total, params, steps[0], step)
         total = jax.tree.map(lambda sum_, x: np.add(sum_, x, out=sum_), total, params)
-    if total is None:
-        raise UserError(f"No checkpoint of {folder} is named; name at least one to average.")
     return jax.tree.map(lambda x: x / np.float32(len(steps)), total)
+
+
+def readable_steps(folder: Path, steps: Sequence[int]) -> list[int]:
+    """Those of the checkpoints that can be read; of the others a warning tells."""
+    found = []
+    for step in steps:
+        try:
+            read_params(folder, step)
+            found.append(step)
+        except UserError as error:
+            log.warning("%s It is left out of the average.", error)
+    return found
 
 
 def _check_alike(first: Params, other: Params, first_step: int, step: int) -> None:
@@ -68,8 +82,10 @@ def average_run(run: Path, output: Path, last: int | None = None, steps: Sequenc
         raise UserError(f"{run} holds no checkpoints/; name the folder of a run.")
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UserError(f"{output} exists; name a new folder.")
-    with Checkpoints(folder.checkpoints, keep=None) as checkpoints:
+    with Checkpoints(folder.checkpoints) as checkpoints:
         available = checkpoints.steps
+    if not available:
+        raise UserError(f"{folder.checkpoints} holds no checkpoint yet.")
     if steps:
         missing = sorted(set(steps) - set(available))
         if missing:
@@ -79,13 +95,17 @@ def average_run(run: Path, output: Path, last: int | None = None, steps: Sequenc
         chosen = sorted(set(steps))
     else:
         chosen = last_steps(available, len(available) if last is None else last, run)
+    config, tokenizer = _trained_config(run), load_tokenizer(folder.tokenizer)
     params = average_params(folder.checkpoints, chosen)
+    wanted = jax.eval_shape(lambda: init_params(Transformer(config), 0))
+    if jax.tree.map(jnp.shape, params) != jax.tree.map(lambda x: x.shape, wanted):
+        raise UserError(f"The checkpoints of {run} are not of the model that its config.json describes.")
     suppressed, search = (), {}
     if (folder.model / "config.json").is_file():
         model = load_model(folder.model)
         suppressed, search = model.suppressed, model.search
-    save_model(output, _trained_config(run), params, suppressed, search)
-    load_tokenizer(folder.tokenizer).save(output)
+    save_model(output, config, params, suppressed, search)
+    tokenizer.save(output)
     return chosen
 
 

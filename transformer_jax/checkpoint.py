@@ -21,18 +21,22 @@ STATE, PROGRESS, SHAPES = "state", "progress", "shapes"
 
 
 class Checkpoints:
-    """The checkpoints of one run folder, newest kept."""
+    """The checkpoints of one run folder: the newest, and of those at multiples of `every` steps the newest `keep`.
 
-    def __init__(self, folder: Path, keep: int | None) -> None:
+    A run also saves where it is stopped. That one is there to go on from, and makes way for the next: were it kept, a
+    run that was stopped would not average the same checkpoints as one that was not.
+    """
+
+    def __init__(self, folder: Path, keep: int | None = None, every: int = 1) -> None:
         import orbax.checkpoint as ocp
 
         # Orbax tells of every save and restore on the root logger's INFO level, and of absent files on WARNING.
         logging.getLogger("absl").setLevel(logging.ERROR)
         self.folder = folder.absolute()
+        self.keep, self.every = keep, every
         self._manager = ocp.CheckpointManager(
             self.folder,
             options=ocp.CheckpointManagerOptions(
-                max_to_keep=keep,
                 # On a CPU the arrays that a background save reads are the ones that the next step overwrites.
                 enable_async_checkpointing=jax.default_backend() != "cpu",
             ),
@@ -56,10 +60,15 @@ class Checkpoints:
         if step in self._manager.all_steps():
             return
         args = {
-            STATE: ocp.args.StandardSave(state),
+            STATE: ocp.args.StandardSave(_as_dict(state)),
             PROGRESS: ocp.args.JsonSave({**progress, SHAPES: array_shapes(state)}),
         }
         self._manager.save(step, args=ocp.args.Composite(**args))
+        if self.keep is not None:
+            regular = [s for s in self.steps if s % self.every == 0]
+            kept = {*regular[-self.keep :], self.steps[-1]}
+            for old in [s for s in self.steps if s not in kept]:
+                self._manager.delete(old)
 
     def restore(self, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
         """The newest checkpoint that can be read, placed like `like`, on however many devices it was saved."""
@@ -70,9 +79,10 @@ class Checkpoints:
                 read_progress = ocp.args.Composite(**{PROGRESS: ocp.args.JsonRestore()})
                 progress = dict(self._manager.restore(step, args=read_progress)[PROGRESS])
                 self._check_shapes(progress.pop(SHAPES), array_shapes(like), step)
-                target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
+                place = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)  # noqa: E731
+                target = jax.tree.map(place, _as_dict(like))
                 read_state = ocp.args.Composite(**{STATE: ocp.args.StandardRestore(target)})
-                return self._manager.restore(step, args=read_state)[STATE], progress
+                return TrainState(**self._manager.restore(step, args=read_state)[STATE]), progress
             except UserError:
                 raise
             except Exception as error:  # whatever a damaged file makes orbax raise
@@ -95,6 +105,10 @@ class Checkpoints:
             for name in sorted(saved.keys() | wanted.keys())
             if saved.get(name) != wanted.get(name) and name.startswith("params/")
         ]
+        averages = [any(name.startswith("average/") for name in shapes) for shapes in (saved, wanted)]
+        if not differences and averages[0] != averages[1]:
+            had, has = ("an average", "none") if averages[0] else ("no average", "one")
+            differences = [f"it holds {had} of the parameters and the run asks for {has} (train.ema_decay)"]
         if not differences and saved != wanted:
             differences = ["the optimizer keeps other arrays (was clip_norm switched on or off?)"]
         if differences:
@@ -120,26 +134,34 @@ class Checkpoints:
 
 
 def read_params(folder: Path, step: int) -> Any:
-    """The parameters of one checkpoint as NumPy arrays, on any number of devices, without the optimizer's state."""
+    """The parameters of one checkpoint as NumPy arrays, on any number of devices, without the optimizer's state: those
+    that are evaluated and saved, the moving average where the run keeps one."""
     import numpy as np
     import orbax.checkpoint as ocp
 
     path = folder.absolute() / str(step) / STATE
+    damaged = UserError(f"The checkpoint of step {step} in {folder} cannot be read: its files are damaged or missing.")
     try:
         with ocp.PyTreeCheckpointer() as checkpointer:
             described: Any = checkpointer.metadata(path)
-            params = described.item_metadata.tree["params"]
-            wanted = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
-            as_numpy = jax.tree.map(lambda x: ocp.RestoreArgs(restore_type=np.ndarray, dtype=x.dtype), params)
-            args = ocp.args.PyTreeRestore(
-                item={"params": wanted}, restore_args={"params": as_numpy}, partial_restore=True
-            )
-            return checkpointer.restore(path, args=args)["params"]
+            tree = getattr(described.item_metadata, "tree", None)
+            if tree is None:
+                raise damaged
+            name = "average" if tree.get("average") else "params"
+            wanted = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree[name])
+            as_numpy = jax.tree.map(lambda x: ocp.RestoreArgs(restore_type=np.ndarray, dtype=x.dtype), tree[name])
+            args = ocp.args.PyTreeRestore(item={name: wanted}, restore_args={name: as_numpy}, partial_restore=True)
+            return checkpointer.restore(path, args=args)[name]
+    except UserError:
+        raise
     except Exception as error:  # whatever a damaged file makes orbax raise
-        reason = str(error).split("\n")[0][:200]
-        raise UserError(
-            f"The checkpoint of step {step} in {folder} cannot be read ({reason}); leave it out."
-        ) from error
+        raise damaged from error
+
+
+def _as_dict(state: TrainState) -> dict[str, Any]:
+    """What is written: no entry for an average that a run does not keep."""
+    parts = {"step": state.step, "params": state.params, "opt_state": state.opt_state, "average": state.average}
+    return {name: part for name, part in parts.items() if part is not None}
 
 
 def array_shapes(state: TrainState) -> dict[str, list[int]]:

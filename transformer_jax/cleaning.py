@@ -152,8 +152,10 @@ def describe_report(report: Report) -> list[str]:
     rules = [f"{n:,} {REMOVED[rule]}" for rule, n in total_removed(report).items()]
     cut = sum(corpus["cut"] for corpus in report["corpora"])
     removed = ([f"left out: {', '.join(rules)}"] if rules else []) + ([f"cut: {cut:,} over the limit"] if cut else [])
+    readings = report.get("readings", 1)
+    ways = f" in all {readings} ways to cut them" if readings > 1 else ""
     lines = [
-        f"text       {report['pairs']:,} pairs to train on, {report['source_tokens']:,} + "
+        f"text       {report['pairs']:,} pairs to train on{ways}, {report['source_tokens']:,} + "
         f"{report['target_tokens']:,} tokens" + (f" ({'; '.join(removed)})" if removed else "")
     ]
     if len(report["corpora"]) > 1 or any(corpus["weight"] != 1 or corpus["tag"] for corpus in report["corpora"]):

@@ -290,7 +290,7 @@ class RunConfig:
     name: str = "run"
     init: str | None = None
     """A model to go on training: a model folder, a run folder, a native Marian folder or .npz, or a name on the Hugging
-    Face hub. Its architecture and its tokenizer are kept; of `model` the dropouts and the dtype count."""
+    Face hub. Its architecture and its tokenizer are kept; of `model` the dropouts, dtype and remat count."""
     init_positions: Positions | None = None
     """Read the model's weights with these positions: marian for an OPUS-MT model, as it was trained."""
     model: ModelConfig = field(default_factory=ModelConfig)

@@ -113,7 +113,9 @@ class DataConfig:
 
     def _check_corpora(self) -> None:
         one_of(self, held_out=("keep", "drop_pairs", "drop_lines"))
-        not_below(self, 1, "vocab_lines")
+        not_below(self, 2, "vocab_lines")
+        check(self.tfds != "", "tfds is empty; name a set of tensorflow-datasets, such as wmt14_translate/de-en.")
+        check(self.tfds_dir is None or self.tfds is not None, "tfds_dir is of no use without tfds; name the set too.")
         chosen = [name for name in ("dir", "tfds", "source") if getattr(self, name)]
         check(
             self.task is None or not chosen,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -12,7 +13,10 @@ from transformer_jax.batching import Batch
 from transformer_jax.config import ModelConfig, RunConfig, replace
 from transformer_jax.model import Transformer
 from transformer_jax.optimizer import adam
+from transformer_jax.run_data import find_task
+from transformer_jax.run_model import check_devices, check_lengths, fit_model, load_initial, within_the_model
 from transformer_jax.sharding import data_mesh
+from transformer_jax.tokenizer import CharacterTokenizer, load_tokenizer
 from transformer_jax.training import init_state, make_train_step
 
 ACCELERATORS = {
@@ -28,7 +32,7 @@ ACCELERATORS = {
 """Highest floating-point operations per second of one device for dense products, by its maker, and in which format."""
 UTILISATION = 0.35
 """Share of that which training reaches: an assumption, told where it is used. It is what the paper's own times come to
-(§5.2: 0.4 s a step of base and 1.0 s of big on eight P100); small models on fast devices reach less."""
+(§5.2: on eight P100, 0.4 s a step of base is 29% and 1.0 s of big 39%); small models on fast devices reach less."""
 
 
 def training_flops(config: ModelConfig, source: int, target: int, source_row: int, target_row: int) -> float:
@@ -64,39 +68,64 @@ def device_step(config: RunConfig, n_devices: int) -> Any:
     return step.lower(state, batch).compile()
 
 
+def resolve(config: RunConfig, n_devices: int) -> RunConfig:
+    """The run with its model as it will be, and with the checks that a run of so many devices makes. A vocabulary that
+    is to be trained is taken to have as many entries as it may."""
+    data = config.data
+    if config.init is not None:
+        initial = load_initial(config)
+        assert initial is not None
+        config = dataclasses.replace(within_the_model(config, initial.config), model=initial.config)
+    elif data.tokenizer is not None:
+        config = dataclasses.replace(config, model=fit_model(config.model, load_tokenizer(data.tokenizer)))
+    elif data.task is not None:
+        alphabet = CharacterTokenizer(find_task(data.task).characters)
+        config = dataclasses.replace(config, model=fit_model(config.model, alphabet))
+    elif not config.model.vocab_size:
+        config = replace(config, **{"model.vocab_size": data.vocab_size})
+    check_lengths(config.data, config.model)
+    check_devices(config, n_devices)
+    return config
+
+
 def describe(config: RunConfig, accelerator: str = "H100", n_devices: int = 8, compiled: bool = True) -> list[str]:
     """The lines that a dry run prints; the one on memory is of the `compiled` step, which takes a while."""
-    if not config.model.vocab_size:
-        config = replace(config, **{"model.vocab_size": config.data.vocab_size})
-    m, data, steps = config.model, config.data, config.train.steps
+    config = resolve(config, n_devices)
+    m, data, train = config.model, config.data, config.train
     rows, length = batch_shape(config)
-    state = jax.eval_shape(lambda: init_state(Transformer(m), adam(config.train, m.d_model), 0))
+    state = jax.eval_shape(lambda: init_state(Transformer(m), adam(train, m.d_model), 0))
     n_params = sum(math.prod(x.shape) for x in jax.tree.leaves(state.params))
     tokens = rows * length
-    flops = training_flops(m, tokens, tokens, length, length)
+    # R-Drop reads a batch twice; a layer that is computed again makes four products of three.
+    flops = training_flops(m, tokens, tokens, length, length) * (2 if train.r_drop else 1) * (4 / 3 if m.remat else 1)
     peak, number = ACCELERATORS[accelerator]
     seconds = flops / (n_devices * peak * UTILISATION)
+    total = f"{flops * train.steps:.2e} FLOP for {train.steps:,} steps"
+    time = f"{_duration(seconds * train.steps)} for all"
+    if train.epochs is not None:
+        total = f"as many steps as {train.epochs} epochs of the text have"
+        time = f"{_duration(seconds * 1000)} for 1,000"
     lines = [
         f"model      {n_params:,} parameters: d_model {m.d_model}, {m.n_heads} heads, d_ff {m.d_ff}, "
         f"{m.n_encoder_layers}+{m.n_decoder_layers} layers, vocabulary {m.vocab_size:,}",
         f"batch      {rows:,} rows of {length:,} slots a side, {tokens:,} + {tokens:,} in all ({data.batching}), over "
         f"{n_devices} devices",
         f"programs   {1 if data.batching == 'packed' else f'at most {data.n_buckets}'} for training",
-        f"arithmetic {flops / 1e12:,.1f} TFLOP a step, {flops * steps:.2e} FLOP for {steps:,} steps",
-        f"time       {seconds:.3f} s a step, {_duration(seconds * steps)} on {n_devices} {accelerator} (peak "
-        f"{peak / 1e12:,.0f} TFLOP/s each in {number}, of which {UTILISATION:.0%} is assumed)",
+        f"arithmetic {flops / 1e12:.3g} TFLOP a step, {total}",
+        f"time       {seconds:.2g} s a step, {time} on {n_devices} {accelerator} (peak {peak / 1e12:,.0f} TFLOP/s each "
+        f"in {number}, of which {UTILISATION:.0%} is assumed; the run is in {m.dtype})",
     ]
-    return [*lines, memory_line(config, rows, n_devices)] if compiled else lines
+    return [*lines, memory_line(config, n_devices)] if compiled else lines
 
 
 def _duration(seconds: float) -> str:
-    hours = seconds / 3600
-    return f"{hours:.1f} hours" if hours < 48 else f"{hours / 24:.1f} days"
+    for unit, size in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.2g} seconds"
 
 
-def memory_line(config: RunConfig, rows: int, n_devices: int) -> str:
-    if rows % (n_devices * config.train.accumulation):
-        return f"memory     not told: {rows} rows do not divide over {n_devices} devices"
+def memory_line(config: RunConfig, n_devices: int) -> str:
     analysis = device_step(config, n_devices).memory_analysis()
     kept, temporary = (x / 2**30 for x in (analysis.argument_size_in_bytes, analysis.temp_size_in_bytes))
     parts = f", {config.train.accumulation} parts a step" if config.train.accumulation > 1 else ""

@@ -16,7 +16,7 @@ from transformer_jax.progress import Progress
 from transformer_jax.run_folder import RunFolder
 from transformer_jax.sentencepiece_training import train_sentencepiece
 from transformer_jax.sharding import is_main_process, wait_for_main
-from transformer_jax.tasks import TASKS
+from transformer_jax.tasks import TASKS, Task
 from transformer_jax.token_blocks import TokenRules
 from transformer_jax.token_cache import META
 from transformer_jax.tokenizer import CharacterTokenizer, Tokenizer, load_tokenizer
@@ -39,9 +39,7 @@ class Texts:
 def read_texts(config: DataConfig) -> Texts:
     """Reads or makes the held-out texts that the configuration names, and looks through those to train on."""
     if config.task is not None:
-        if config.task not in TASKS:
-            raise UserError(f"There is no task {config.task!r}; the tasks are {', '.join(TASKS)}.")
-        task = TASKS[config.task]()
+        task = find_task(config.task)
         pairs = ListedPairs(tuple(zip(task.train.source, task.train.target, strict=True)), config.task)
         train = _training_text(config, [pairs], task.held_out, None)
         return Texts(train, task.held_out, None, task.characters, task.show)
@@ -66,6 +64,13 @@ def read_texts(config: DataConfig) -> Texts:
             "a set of tensorflow-datasets with --data.tfds, or a task with --data.task."
         )
     return Texts(_training_text(config, sources, validation, test), validation, test)
+
+
+def find_task(name: str) -> Task:
+    """A corpus made by rule."""
+    if name not in TASKS:
+        raise UserError(f"There is no task {name!r}; the tasks are {', '.join(TASKS)}.")
+    return TASKS[name]()
 
 
 def _training_text(

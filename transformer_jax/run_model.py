@@ -19,7 +19,7 @@ def load_initial(config: RunConfig) -> Pretrained | None:
         raise UserError("A model that is trained on keeps its own tokenizer; leave out data.tokenizer, or init.")
     loaded = load_pretrained(config.init, positions=config.init_positions)
     model_config, params = without_start_row(loaded.config, loaded.params)
-    asked = ("dropout", "attention_dropout", "feed_forward_dropout", "dtype")
+    asked = ("dropout", "attention_dropout", "feed_forward_dropout", "word_dropout", "dtype", "remat")
     model_config = dataclasses.replace(model_config, **{name: getattr(config.model, name) for name in asked})
     return dataclasses.replace(loaded, config=model_config, params=params)
 
@@ -58,4 +58,14 @@ def check_lengths(data: DataConfig, model: ModelConfig) -> None:
         raise UserError(
             f"data.max_tokens is {data.max_tokens}, but the model's positions end at max_length, {model.max_length}; "
             "lower the one or raise the other."
+        )
+
+
+def check_devices(config: RunConfig, n_devices: int) -> None:
+    """Every batch must split evenly over the devices and the parts of a step."""
+    parts = n_devices * config.train.accumulation
+    if config.data.rows_multiple % parts:
+        raise UserError(
+            f"Batches have a multiple of {config.data.rows_multiple} rows, which {n_devices} devices in "
+            f"{config.train.accumulation} parts cannot share evenly; set data.rows_multiple to a multiple of {parts}."
         )

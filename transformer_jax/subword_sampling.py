@@ -40,6 +40,16 @@ def drawn_pieces(processor: Any, texts: Sequence[str], drawing: Drawing) -> list
     ]
 
 
+def check_drawing(processor: Any, texts: Sequence[str]) -> None:
+    """Refuses a vocabulary that cuts text in a way that is not known here: with nothing left to chance, the pieces must
+    be SentencePiece's own. Such are those whose pieces reach over spaces or end with them, and those of bytes."""
+    strength = 0.0 if scores_are_ranks(piece_scores(processor)) else 1e4
+    if drawn_pieces(processor, texts, Drawing(strength, 0)) != processor.encode(list(texts), out_type=str):
+        raise UserError(
+            "subword_sampling does not go with this vocabulary, whose pieces are not those of words; set it to 0."
+        )
+
+
 def piece_scores(processor: Any) -> dict[str, float]:
     """The scores of the pieces that text is made of."""
     size = range(len(processor))

@@ -49,12 +49,15 @@ class Dataset:
         if name == "val" and "val" not in splits and "validation" in splits:
             name = "validation"  # our own default's name; most sets have the longer one
         try:
-            n_pairs, files = splits[name].num_examples, splits[name].filepaths
+            n_pairs = splits[name].num_examples
+            files = splits[name].filepaths if n_pairs else []
         except (KeyError, ValueError) as error:
             raise UserError(
                 f"{self.builder.info.full_name} has no split {name!r}; it has {', '.join(splits)}: name one of them "
                 "(--data.train-split, --data.validation-split, --data.test-split)."
             ) from error
+        if not n_pairs:
+            raise UserError(f"The split {name!r} of {self.builder.info.full_name} is empty; name another part of it.")
         digest = hashlib.sha256(f"{name} {n_pairs} {' '.join(self.languages)}".encode())
         for path in map(Path, files):
             with path.open("rb") as file:
@@ -104,6 +107,10 @@ def open_dataset(name: str, folder: Path | None, languages: tuple[str, str]) -> 
         folder: where sets are; None: tensorflow-datasets' default.
         languages: the names of the source's and the target's text in it, such as "en" and "de".
     """
+    if languages[0] == languages[1]:
+        raise UserError(
+            f"Source and target are both {languages[0]}; name two languages (--data.source-lang, --data.target-lang)."
+        )
     tfds = _import_tfds()
     # Those of the library that are not prepared yet are known to it only after this, where TensorFlow is absent.
     importlib.import_module("tensorflow_datasets.translate")

@@ -22,7 +22,7 @@ from transformer_jax.batching import Ragged
 from transformer_jax.corpus import LengthRule, TokenIds, limit_length
 from transformer_jax.errors import UserError
 from transformer_jax.subword_sampling import Drawing
-from transformer_jax.tokenizer import SentencePieceTokenizer, Tokenizer, load_tokenizer
+from transformer_jax.tokenizer import SentencePieceTokenizer, Tokenizer, UnknownTagError, load_tokenizer
 
 BLOCK_PAIRS = 4096
 MAX_PROCESSES = 16
@@ -91,28 +91,27 @@ def encode_block(block: TextBlock, tokenizer: Tokenizer, rules: TokenRules) -> T
 
 
 def _encode(block: TextBlock, tokenizer: Tokenizer) -> tuple[list[TokenIds], list[TokenIds], int]:
-    encode_source, encode_target = tokenizer.encode_source_batch, tokenizer.encode_target_batch
-    if block.drawn is not None:
-        if not isinstance(tokenizer, SentencePieceTokenizer):
-            raise UserError(
-                "subword_sampling cuts sub-words by chance, but the vocabulary is of characters; set it to 0."
-            )
-        encode_source = functools.partial(tokenizer.encode_source_batch, drawing=block.drawn)
-        encode_target = functools.partial(tokenizer.encode_target_batch, drawing=block.drawn)
+    known = [_tag_is_known(tokenizer, line) for line in block.source]
+    source_lines = [line for line, is_known in zip(block.source, known, strict=True) if is_known]
+    target_lines = [line for line, is_known in zip(block.target, known, strict=True) if is_known]
+    unknown = len(known) - sum(known)
+    if block.drawn is None or not isinstance(tokenizer, SentencePieceTokenizer):
+        return tokenizer.encode_source_batch(source_lines), tokenizer.encode_target_batch(target_lines), unknown
+    strength, seed = block.drawn  # the two sides are drawn apart
+    source = tokenizer.encode_source_batch(source_lines, Drawing(strength, 2 * seed))
+    target = tokenizer.encode_target_batch(target_lines, Drawing(strength, 2 * seed + 1))
+    return source, target, unknown
+
+
+def _tag_is_known(tokenizer: Tokenizer, line: str) -> bool:
+    """One line among millions that begins with a tag the vocabulary lacks is text from the web: no reason to stop."""
+    if not line.startswith(">>"):
+        return True
     try:
-        return encode_source(block.source), encode_target(block.target), 0
-    except UserError:
-        # A source begins with a language tag that the vocabulary lacks. One such line among millions is text from the
-        # web, and no reason to stop.
-        source: list[TokenIds] = []
-        kept: list[str] = []
-        for source_line, target_line in zip(block.source, block.target, strict=True):
-            try:
-                source += encode_source([source_line])
-            except UserError:
-                continue
-            kept.append(target_line)
-        return source, encode_target(kept), len(block.source) - len(kept)
+        tokenizer.encode_source(line)
+    except UnknownTagError:
+        return False
+    return True
 
 
 def repeat_pairs(block: TokenBlock, times: np.ndarray) -> TokenBlock:

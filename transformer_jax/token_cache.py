@@ -60,6 +60,8 @@ def open_cache(folder: Path) -> tuple[TokenPairs, dict[str, Any]] | None:
         meta = json.loads((folder / META).read_text(encoding="utf-8"))
         sides = [_map_side(folder, side, meta) for side in SIDES]
         pairs = TokenPairs(sides[0], sides[1], meta["pad_id"], meta["start_id"], meta["fingerprint"])
+        if not isinstance(meta["report"]["corpora"], list):
+            raise ValueError(f"{folder} has no report")
         return pairs, meta["report"]
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -78,7 +80,11 @@ def _map_side(folder: Path, side: str, meta: dict[str, Any]) -> Ragged:
             raise ValueError(f"{path} has another size than was written")
         # As a plain array: numpy.memmap's own slices cost several times as much.
         arrays.append(np.memmap(path, kind, "r", shape=(size,)).view(np.ndarray))
-    return Ragged(*arrays)
+    ids, offsets = arrays
+    ends_fit = offsets[0] == 0 and offsets[-1] == n_tokens
+    if not ends_fit or (np.diff(offsets) < 1).any() or (n_tokens and int(ids.max()) >= meta["vocab_size"]):
+        raise ValueError(f"{folder} holds other numbers than were written")
+    return Ragged(ids, offsets)
 
 
 class CacheWriter:
@@ -88,7 +94,7 @@ class CacheWriter:
     """
 
     def __init__(self, folder: Path, vocab_size: int) -> None:
-        self.folder = folder
+        self.folder, self.vocab_size = folder, vocab_size
         self.dtype = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.int32)
         self.pairs = 0
         self.tokens = dict.fromkeys(SIDES, 0)
@@ -130,6 +136,7 @@ class CacheWriter:
         self._open.close()
         meta: dict[str, Any] = {
             "dtype": self.dtype.name,
+            "vocab_size": self.vocab_size,
             "pairs": self.pairs,
             "tokens": self.tokens,
             "pad_id": pad_id,

@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from transformer_jax.errors import UserError
 from transformer_jax.files import read_json, write_whole
-from transformer_jax.subword_sampling import Drawing, drawn_pieces
+from transformer_jax.subword_sampling import Drawing, check_drawing, drawn_pieces
 
 END, UNKNOWN, PAD, START = "</s>", "<unk>", "<pad>", "<s>"
 
@@ -23,6 +23,10 @@ _SPACE_MARK = "▁"  # U+2581, SentencePiece's visible space
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _YAML_CONTROL = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 _LANGUAGE_TAG = re.compile(r">>\S*?<<")  # what stands at the start of a line, up to the first <<
+
+
+class UnknownTagError(UserError):
+    """A source line starts with a language tag that the vocabulary does not have."""
 
 
 @runtime_checkable
@@ -162,7 +166,7 @@ class _Side:
         if match and match.group() in self.vocab:
             return [self.vocab[match.group()]], without_surrogates(line[match.end() :])
         if match and refuse_unknown:
-            raise UserError(
+            raise UnknownTagError(
                 f"The line starts with {match.group()!a}, which is not a language tag of this model: "
                 f"use one of {' '.join(self.tags)}."
             )
@@ -239,6 +243,11 @@ class SentencePieceTokenizer:
     def encode_target_batch(self, lines: Sequence[str], drawing: Drawing | None = None) -> list[list[int]]:
         """Target ids with the end token; with a `drawing`, of sub-words that are drawn."""
         return self._target.encode(lines, refuse_unknown_tags=False, drawing=drawing) if lines else []
+
+    def check_drawing(self, source: Sequence[str], target: Sequence[str]) -> None:
+        """Refuses a vocabulary whose sub-words cannot be drawn; the lines are some to try it on."""
+        check_drawing(self._source.processor, [without_surrogates(line) for line in source])
+        check_drawing(self._target.processor, [without_surrogates(line) for line in target])
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._target.decode(ids)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import jax
 
-from transformer_jax.averaging import average_params
+from transformer_jax.averaging import average_params, readable_steps
 from transformer_jax.batching import (
     Batch,
     Bucket,
@@ -40,7 +40,7 @@ from transformer_jax.packing import make_layout
 from transformer_jax.progress import Progress
 from transformer_jax.run_data import Texts, find_tokenizer, read_texts, to_tokens, training_pairs
 from transformer_jax.run_folder import RunFolder
-from transformer_jax.run_model import check_lengths, fit_model, load_initial, within_the_model
+from transformer_jax.run_model import check_devices, check_lengths, fit_model, load_initial, within_the_model
 from transformer_jax.sharding import data_mesh, is_main_process, replicate, shard_rows, wait_for_main
 from transformer_jax.tokenizer import Tokenizer, load_tokenizer
 from transformer_jax.training import StepLog, TrainState, init_params, make_loss_step, make_train_step, start_from
@@ -113,7 +113,9 @@ class Trainer:
         self.loss_step = make_loss_step(self.model, train, self.mesh)
         self._translator: Translator | None = None
         self._reader: Iterator[Batch] | None = None
-        self.checkpoints = Checkpoints(self.folder.checkpoints, config.train.keep_checkpoints)
+        self.checkpoints = Checkpoints(
+            self.folder.checkpoints, config.train.keep_checkpoints, config.train.checkpoint_every
+        )
         self._describe()
 
     def _tokenizer(self, config: DataConfig, texts: Texts, resuming: bool) -> Tokenizer:
@@ -183,7 +185,7 @@ class Trainer:
         if self.checkpoints.latest_step is not None:
             state, saved = self.checkpoints.restore(state)
             step = self.batches.check_position(saved["position"])
-            best = Best(**saved["best"])
+            best = self._best_so_far(step, Best(**saved["best"]))
             self.say(f"resuming   at step {step:,}")
         self.folder.write_config(self.config)
         self.folder.write_data_report(self.data_report)
@@ -197,9 +199,12 @@ class Trainer:
                 state, step = self._run_steps(state, step, stop_at, caught, progress)
                 if self._is_evaluated(step):
                     self._evaluate(step, state.used_params, best, progress)
-                self._save(state, self.batches.position(step), best)
+                over = step == c.steps or caught or self._patience_is_over(best)
+                if step % c.checkpoint_every == 0 or over:
+                    self._save(state, self.batches.position(step), best)
             stopped_by = caught[0] if caught and step < c.steps else None
-            if c.average_last > 1 and not stopped_by and not self.folder.records("average"):
+            averaged = [r for r in self.folder.records("average") if r["step"] == step]
+            if c.average_last > 1 and not stopped_by and not averaged:
                 self._evaluate_average(step, best, progress)
         self.checkpoints.close()
         if stopped_by:
@@ -208,6 +213,13 @@ class Trainer:
             self._finish(step, state.used_params, best)
         self.folder.close()
         return Outcome(step, best.score, stopped_by)
+
+    def _best_so_far(self, step: int, best: Best) -> Best:
+        """The best evaluation up to a checkpoint; that of the average came after it was saved."""
+        for record in self.folder.records("average"):
+            if record["step"] == step and "score" in record and (best.score is None or record["score"] > best.score):
+                best = Best(record["score"], step)
+        return best
 
     def _patience_is_over(self, best: Best) -> bool:
         patience = self.config.train.patience
@@ -268,21 +280,26 @@ class Trainer:
 
     def _evaluate_average(self, step: int, best: Best, progress: Progress) -> None:
         """Evaluates the average of the last checkpoints: the run's model, unless an earlier one scored higher."""
-        steps = self.checkpoints.steps[-self.config.train.average_last :]
         self.checkpoints.wait()
+        train = self.config.train
+        regular = [s for s in self.checkpoints.steps if s % train.checkpoint_every == 0 or s == step]
+        steps = readable_steps(self.folder.checkpoints, regular[-train.average_last :])
         self.say(f"average    of {len(steps)} checkpoints, steps {', '.join(map(str, steps))}")
         params = replicate(average_params(self.folder.checkpoints, steps), self.mesh)
         if self.config.train.evaluate_every is None:
             self._save_model(params)
             self.folder.write("average", step, steps=steps)
         else:
-            self._evaluate(step, params, best, progress, kind="average")
+            self._evaluate(step, params, best, progress, averaged=steps)
 
-    def _evaluate(self, step: int, params: Any, best: Best, progress: Progress, kind: str = "validation") -> None:
-        """Loss and score on the validation text; the model folder is written when the score is the best."""
+    def _evaluate(
+        self, step: int, params: Any, best: Best, progress: Progress, averaged: list[int] | None = None
+    ) -> None:
+        """Loss and score on the validation text; the model folder is written when the score is the best. `averaged`:
+        the steps whose checkpoints these parameters are the average of."""
         translator = self._translate_with(params)
         began = time.monotonic()
-        record: dict[str, Any] = {}
+        record: dict[str, Any] = {} if averaged is None else {"steps": averaged}
         score = None
         if self.validation is not None and self.texts.validation is not None:
             pairs, buckets = self.validation
@@ -302,7 +319,7 @@ class Trainer:
         else:
             best.evaluations_since += 1
         record["seconds"] = time.monotonic() - began
-        self.folder.write(kind, step, **record)
+        self.folder.write("validation" if averaged is None else "average", step, **record)
         self.folder.draw(self._lowest_loss())
         progress.pause(time.monotonic() - began)
         if score is not None:
@@ -396,16 +413,6 @@ def plan_steps(pairs: TokenPairs, layout: Layout, config: RunConfig) -> tuple[Tr
     if train.evaluate_every == 0:
         train = dataclasses.replace(train, evaluate_every=math.ceil(per_pass))
     return batches, dataclasses.replace(config, train=train)
-
-
-def check_devices(config: RunConfig, n_devices: int) -> None:
-    """Every batch must split evenly over the devices and the parts of a step."""
-    parts = n_devices * config.train.accumulation
-    if config.data.rows_multiple % parts:
-        raise UserError(
-            f"Batches have a multiple of {config.data.rows_multiple} rows, which {n_devices} devices in "
-            f"{config.train.accumulation} parts cannot share evenly; set data.rows_multiple to a multiple of {parts}."
-        )
 
 
 @contextmanager

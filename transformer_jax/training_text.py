@@ -28,7 +28,7 @@ from transformer_jax.token_blocks import (
     usable_processes,
 )
 from transformer_jax.token_cache import CacheWriter, cache_key, folder_digest, open_cache
-from transformer_jax.tokenizer import Tokenizer
+from transformer_jax.tokenizer import SentencePieceTokenizer, Tokenizer
 
 SERIAL_LINES = 100_000
 """Up to so many lines this process encodes alone: starting others takes longer than that."""
@@ -174,6 +174,7 @@ class Indexer:
         """All blocks, cleaned, counted and weighted."""
         from tqdm import tqdm
 
+        self._check()
         n_lines, rules = total_lines(self.text.sources), self.rules
         processes = self.processes or (usable_processes() if n_lines * rules.readings > SERIAL_LINES else 1)
         shown = sys.stderr.isatty() and n_lines * rules.readings > SERIAL_LINES // 10
@@ -194,6 +195,18 @@ class Indexer:
                     yield repeat_pairs(block, times)
         if not sum(count.seen for count in counts):
             raise _nothing_left(counts, self.rules.max_tokens)
+
+    def _check(self) -> None:
+        """What would otherwise leave out a whole corpus, line by line, or all readings but one."""
+        for source in self.text.sources:
+            if source.tag:
+                self.tokenizer.encode_source(source.tagged("a"))
+        if self.rules.readings > 1:
+            if not isinstance(self.tokenizer, SentencePieceTokenizer):
+                raise UserError("subword_sampling cuts sub-words, but the vocabulary is of characters; set it to 0.")
+            kept = self.text.kept(self.text.new_counts(), self.text.new_filter())
+            tried = [pair for _, (_, pair) in zip(range(200), kept, strict=False)]
+            self.tokenizer.check_drawing([s for s, _ in tried], [t for _, t in tried])
 
     def _report(
         self,
