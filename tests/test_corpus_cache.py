@@ -412,3 +412,27 @@ def test_characters_cannot_be_cut_by_chance() -> None:
     indexer = Indexer(text, CharacterTokenizer(("a", "b")), TokenRules(9, sampling=0.1, readings=2), 1)
     with pytest.raises(UserError, match="subword_sampling cuts sub-words, but the vocabulary is of characters"):
         indexer.in_memory()
+
+
+def test_a_tag_that_a_given_vocabulary_lacks_is_refused_instead_of_dropping_its_corpus(corpus: Path) -> None:
+    """In the text such a line is left out, one among many; asked for by name it is a mistake."""
+    tokenizer = train_sentencepiece(sentences(300, 0), 90, tags=(">>xx<<",))
+    sources = (WeightedSource(open_files(corpus / "a.en", corpus / "a.de"), tag=">>bt<<"),)
+    with pytest.raises(UserError, match="starts with '>>bt<<', which is not a language tag of this model: use one of"):
+        indexer(corpus, sources=sources, tokenizer=tokenizer).in_memory()
+
+
+@pytest.mark.parametrize("damage", ["offset", "id", "report"])
+def test_a_cache_with_other_numbers_than_were_written_is_made_again(damage: str, corpus: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    golden = build(corpus, folder).fingerprint()
+    if damage == "report":
+        meta = json.loads((folder / "meta.json").read_text())
+        (folder / "meta.json").write_text(json.dumps(meta | {"report": {}}))
+    else:
+        path = folder / ("source_ids.bin" if damage == "id" else "target_offsets.bin")
+        numbers = np.fromfile(path, np.uint16 if damage == "id" else np.int64)
+        numbers[5] = 60_000
+        numbers.tofile(path)
+    assert open_cache(folder) is None
+    assert build(corpus, folder).fingerprint() == golden

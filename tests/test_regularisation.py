@@ -108,19 +108,25 @@ def test_word_dropout_zeroes_whole_vectors_and_keeps_the_mean() -> None:
     assert np.unique(dropped).tolist() == [0.0, 1.25]
 
 
-def test_word_dropout_reaches_both_sides_in_training_only() -> None:
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_word_dropout_reaches_both_sides_in_training_only(side: str) -> None:
     model = Transformer(dataclasses.replace(MODEL, dropout=0.0, word_dropout=0.5))
     params, batch = params_of(model), a_batch()
-    plain = np.asarray(batch_logits(Transformer(dataclasses.replace(MODEL, dropout=0.0)), params, batch, None))
-    np.testing.assert_array_equal(batch_logits(model, params, batch, None), plain)
-    assert (np.abs(np.asarray(batch_logits(model, params, batch, jax.random.key(0))) - plain).max(-1) > 1e-4).any()
+    memory = model.apply({"params": params}, batch.source_ids_BS, batch.source_segments_BS, method="encode")
 
-    def with_zero_source(ids: Any, rngs: Any) -> np.ndarray:
-        memory = model.apply({"params": params}, ids, deterministic=False, rngs=rngs, method="encode")
-        return np.asarray(memory)
+    def output(**training: Any) -> np.ndarray:
+        """Of the encoder, or of the decoder with a memory that does not change."""
+        if side == "source":
+            inputs = (batch.source_ids_BS, batch.source_segments_BS)
+            return np.asarray(model.apply({"params": params}, *inputs, method="encode", **training))
+        inputs = (batch.target_inputs_BT, memory, batch.source_segments_BS)
+        return np.asarray(model.apply({"params": params}, *inputs, method="decode", **training))
 
-    draws = [with_zero_source(jnp.asarray(batch.source_ids_BS), {"dropout": jax.random.key(k)}) for k in range(2)]
-    assert (draws[0] != draws[1]).any()
+    drawn = [output(deterministic=False, rngs={"dropout": jax.random.key(k)}) for k in (0, 0, 1)]
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+    assert (np.abs(drawn[0] - drawn[2]) > 1e-4).any()
+    np.testing.assert_array_equal(output(), output())
+    assert (np.abs(drawn[0] - output()) > 1e-4).any()
 
 
 def test_rematerialised_layers_give_the_same_gradient() -> None:
