@@ -3,7 +3,7 @@
     python train.py --config configs/multi30k.py --data.dir DIR
 
 DIR holds train, val and test_2016_flickr as .en and .de, plain or .gz. About two hours on two CPU cores;
-`multi30k_tutorial` is quicker. What each choice is worth: docs/results.md.
+`multi30k_tutorial` is quicker. Sizes, dropout, averaging and beam after Wu et al. 2021 (arXiv 2105.14462).
 """
 
 from pathlib import Path
