@@ -15,7 +15,7 @@ from transformer_jax.corpus import ParallelText, scan_file
 from transformer_jax.errors import UserError
 from transformer_jax.pair_sources import ListedPairs, WeightedSource, copies, open_files
 from transformer_jax.token_blocks import TokenRules
-from transformer_jax.tokenizer import CharacterTokenizer
+from transformer_jax.tokenizer import CharacterTokenizer, UnknownTagError
 from transformer_jax.training_text import Indexer, TrainingText
 
 LETTERS = CharacterTokenizer("abcdefghijklmnopqrstuvwxyz >")
@@ -110,7 +110,7 @@ def test_a_line_with_a_tag_that_the_vocabulary_lacks_is_left_out_alone(tmp_path:
     class WithTags(CharacterTokenizer):
         def encode_source(self, line: str) -> list[int]:
             if line.startswith(">>xx<<"):
-                raise UserError("no such tag")
+                raise UnknownTagError("no such tag")
             return super().encode_source(line)
 
     text = TrainingText((listed([("a", "b"), (">>xx<< a", "c"), ("d", "e")]),), LineRules(), {})

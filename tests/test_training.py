@@ -231,6 +231,7 @@ def test_two_processes_train_one_run_with_one_folder(tmp_path: Path) -> None:
     """train.py in two processes of four devices, against one of eight: evaluation, checkpoints and files included."""
     root = Path(__file__).parents[1]
     options = ["--train.steps", "4", "--train.evaluate-every", "2", "--train.log-every", "1", "--decode.limit", "16"]
+    options += ["--train.checkpoint-every", "2"]
     command = [str(root / "train.py"), "--config", str(root / "configs" / "reverse.py"), *options, "--output"]
     flag = "--xla_force_host_platform_device_count="
     in_processes([[*command, str(tmp_path / "one")]], XLA_FLAGS=flag + "8")
