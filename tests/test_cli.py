@@ -137,11 +137,30 @@ def test_long_files_are_translated_in_parts_whose_warnings_keep_counting(shoutin
 
 def test_options_reach_the_translator(shouting: Shouting, tmp_path: Path) -> None:
     (tmp_path / "in").write_bytes(b"a\n")
-    options = ("--batch-tokens", 99, "--extra-length", 7, "--beam-size", 3, "--length-rule", "gnmt", "--top-k", 5)
+    options = ("--batch-tokens", 99, "--extra-length", 7, "--beam-size", 3, "--length-rule", "gnmt")
     assert run("model", "--input", tmp_path / "in", *options) == 0
-    assert shouting.config == DecodeConfig(batch_tokens=99, extra_length=7, beam_size=3, length_rule="gnmt", top_k=5)
-    assert run("model", "--input", tmp_path / "in", "--extra-length", "none", "--sample", "--seed", 3) == 0
-    assert shouting.config == DecodeConfig(extra_length=None, sample=True, seed=3)
+    assert shouting.config == DecodeConfig(batch_tokens=99, extra_length=7, beam_size=3, length_rule="gnmt")
+    options = ("--extra-length", "none", "--sample", "--seed", 3, "--top-k", 5)
+    assert run("model", "--input", tmp_path / "in", *options) == 0
+    assert shouting.config == DecodeConfig(extra_length=None, sample=True, seed=3, top_k=5)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--top-k", 5), "--top-k is of drawing at random, which --sample asks for"),
+        (("--temperature", 0.5), "--temperature is of drawing at random"),
+        (("--seed", 1), "--seed is of drawing at random"),
+        (("--scores", "--format", "tsv"), "tsv has the scores without --scores"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(
+    options: tuple[Any, ...], sentence: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in").write_bytes(b"a\n")
+    assert run("model", "--input", tmp_path / "in", "--output", tmp_path / "out", *options) == 2
+    assert sentence in capfd.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_every_setting_of_the_search_has_an_option() -> None:

@@ -67,6 +67,11 @@ def search_changes(options: argparse.Namespace) -> dict[str, Any]:
         changes["extra_length"] = None
     if changes.get("sample"):
         changes = {"beam_size": 1, "n_best": 1} | changes
+    else:
+        of_drawing = [name for name in ("temperature", "top_k", "top_p", "seed") if name in changes]
+        if of_drawing:
+            option = of_drawing[0].replace("_", "-")
+            raise UserError(f"--{option} is of drawing at random, which --sample asks for; add that, or leave it out.")
     return changes
 
 

@@ -23,6 +23,8 @@ def translate(options: argparse.Namespace) -> int:
         raise UserError("Standard input or output is closed; name files with --input and --output.")
     if options.format == "text" and (options.n_best or 1) > 1:
         raise UserError("Several hypotheses a line need --format jsonl or tsv; text has one line for each.")
+    if options.scores and options.format != "text":
+        raise UserError(f"{options.format} has the scores without --scores; leave it out.")
     stopwatch = None
     if options.report == "timing":
         from transformer_jax.stopwatch import Stopwatch
@@ -112,6 +114,8 @@ def evaluate(options: argparse.Namespace) -> int:
     """BLEU, chrF and exact match of the model's translations."""
     from transformer_jax.evaluation import compound_split_bleu, score_translations
 
+    if (options.n_best or 1) > 1:
+        raise UserError("Only the best of each line is scored; leave out --n-best.")
     sources, references = _read_pairs(options.source, options.reference)
     translator = load_translator(options)
     language = options.target_lang or getattr(translator.tokenizer, "target_lang", None) or "en"
