@@ -3,7 +3,7 @@
     python train.py --config configs/multi30k.py --data.dir DIR
 
 DIR holds train, val and test_2016_flickr as .en and .de, plain or .gz. About two hours on two CPU cores;
-`multi30k_tutorial` is quicker, and measured. Sizes, dropout, averaging and beam after Wu et al. 2021 (arXiv 2105.14462).
+`multi30k_tutorial` is quicker, and measured. Sizes, dropout, averaging and beam after Wu et al. (arXiv 2105.14462).
 The rate is kept low: with a peak of 0.0045 after 1,000 steps this model did not learn (docs/results.md).
 """
 
