@@ -16,7 +16,7 @@ import optax
 import pytest
 
 from transformer_jax import cli
-from transformer_jax.averaging import average_params, average_run, last_steps, readable_steps
+from transformer_jax.averaging import average_params, average_run, last_steps
 from transformer_jax.checkpoint import Checkpoints, read_params
 from transformer_jax.config import DataConfig, DecodeConfig, ModelConfig, RunConfig, TrainConfig, replace
 from transformer_jax.errors import UserError
@@ -62,7 +62,8 @@ def test_parameters_are_read_without_the_rest(run: Path) -> None:
 
 
 def test_the_average_is_the_mean_of_the_named_checkpoints(run: Path) -> None:
-    average = average_params(run / "checkpoints", STEPS)
+    average, steps = average_params(run / "checkpoints", STEPS)
+    assert steps == list(STEPS)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, 3 * np.asarray(b), rtol=1e-6), average, start())
     assert {x.dtype for x in jax.tree.leaves(average)} == {np.dtype(np.float32)}
 
@@ -118,7 +119,7 @@ def test_checkpoints_of_different_models_are_refused(tmp_path: Path) -> None:
             state = start_from(init_params(model, 0), optax.sgd(0.1)).replace(step=jnp.asarray(step))
             checkpoints.save(state, {"position": {}, "best": {}})
     with pytest.raises(
-        UserError, match=r"steps 1 and 2 differ in .*: \(.*\) and \(.*\); only checkpoints of one model"
+        UserError, match=r"steps 1 and 2 differ in .*: \[.*\] and \[.*\]; only checkpoints of one model"
     ):
         average_params(tmp_path, [1, 2])
 
@@ -133,7 +134,13 @@ def test_a_checkpoint_that_is_damaged_or_missing_is_told_and_left_out(
     for step in (5, 1000):
         with pytest.raises(UserError, match=rf"step {step} in .* cannot be read: its files are damaged or missing"):
             read_params(folder, step)
-    assert readable_steps(folder, STEPS) == [900, 1100]
+    average, steps = average_params(folder, STEPS, leave_out_damaged=True)
+    assert steps == [900, 1100]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, 3.5 * np.asarray(b), rtol=1e-6), average, start())
+    with pytest.raises(UserError, match="step 1000"):
+        average_params(folder, STEPS)
+    with pytest.raises(UserError, match="that is to be averaged can be read"):
+        average_params(folder, [1000], leave_out_damaged=True)
     assert "step 1000" in caplog.text
     assert "left out of the average" in caplog.text
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer_jax.checkpoint import Checkpoints, read_params
+from transformer_jax.checkpoint import Checkpoints, array_shapes, read_params
 from transformer_jax.config import ModelConfig
 from transformer_jax.errors import UserError
 from transformer_jax.files import read_json
@@ -25,35 +25,32 @@ from transformer_jax.training import Params, init_params
 log = logging.getLogger("transformer_jax")
 
 
-def average_params(folder: Path, steps: Sequence[int]) -> Params:
-    """The mean of the parameters of these checkpoints, added in float32, one checkpoint in memory at a time."""
-    if not steps:
-        raise UserError(f"No checkpoint of {folder} is named; name at least one to average.")
-    total = jax.tree.map(lambda x: np.array(x, np.float32), read_params(folder, steps[0]))
-    for step in steps[1:]:
-        params = read_params(folder, step)
-        _check_alike(total, params, steps[0], step)
-        total = jax.tree.map(lambda sum_, x: np.add(sum_, x, out=sum_), total, params)
-    return jax.tree.map(lambda x: x / np.float32(len(steps)), total)
-
-
-def readable_steps(folder: Path, steps: Sequence[int]) -> list[int]:
-    """Those of the checkpoints that can be read; of the others a warning tells."""
-    found = []
+def average_params(folder: Path, steps: Sequence[int], *, leave_out_damaged: bool = False) -> tuple[Params, list[int]]:
+    """The mean of the parameters of these checkpoints, added in float32, one checkpoint in memory at a time, and the
+    steps that it is of: all, or with `leave_out_damaged` those that can be read; of the others a warning tells."""
+    total: Params | None = None
+    averaged: list[int] = []
     for step in steps:
         try:
-            read_params(folder, step)
-            found.append(step)
+            params = read_params(folder, step)
         except UserError as error:
+            if not leave_out_damaged:
+                raise
             log.warning("%s It is left out of the average.", error)
-    return found
+            continue
+        if total is None:
+            total = jax.tree.map(lambda x: np.array(x, np.float32), params)
+        else:
+            _check_alike(total, params, averaged[0], step)
+            total = jax.tree.map(lambda sum_, x: np.add(sum_, x, out=sum_), total, params)
+        averaged.append(step)
+    if total is None:
+        raise UserError(f"No checkpoint of {folder} that is to be averaged can be read; restore them from a copy.")
+    return jax.tree.map(lambda x: x / np.float32(len(averaged)), total), averaged
 
 
 def _check_alike(first: Params, other: Params, first_step: int, step: int) -> None:
-    shapes = [
-        {jax.tree_util.keystr(path, simple=True, separator="/"): x.shape for path, x in leaves}
-        for leaves in map(jax.tree_util.tree_leaves_with_path, (first, other))
-    ]
+    shapes = [array_shapes(params) for params in (first, other)]
     if shapes[0] != shapes[1]:
         name = next(n for n in sorted({*shapes[0], *shapes[1]}) if shapes[0].get(n) != shapes[1].get(n))
         raise UserError(
@@ -96,7 +93,7 @@ def average_run(run: Path, output: Path, last: int | None = None, steps: Sequenc
     else:
         chosen = last_steps(available, len(available) if last is None else last, run)
     config, tokenizer = _trained_config(run), load_tokenizer(folder.tokenizer)
-    params = average_params(folder.checkpoints, chosen)
+    params, _ = average_params(folder.checkpoints, chosen)
     wanted = jax.eval_shape(lambda: init_params(Transformer(config), 0))
     if jax.tree.map(jnp.shape, params) != jax.tree.map(lambda x: x.shape, wanted):
         raise UserError(f"The checkpoints of {run} are not of the model that its config.json describes.")

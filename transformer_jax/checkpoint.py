@@ -164,7 +164,7 @@ def _as_dict(state: TrainState) -> dict[str, Any]:
     return {name: part for name, part in parts.items() if part is not None}
 
 
-def array_shapes(state: TrainState) -> dict[str, list[int]]:
-    """Path of names -> shape of every parameter and of every array of the optimizer."""
-    leaves = jax.tree_util.tree_leaves_with_path(state)
+def array_shapes(tree: Any) -> dict[str, list[int]]:
+    """Path of names -> shape of every array of a training state, or of parameters."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): list(leaf.shape) for path, leaf in leaves}

@@ -111,6 +111,11 @@ class DataConfig:
         )
         self._check_corpora()
 
+    @property
+    def readings(self) -> int:
+        """How often the training text is turned into tokens, each time with other sub-words."""
+        return self.subword_readings if self.subword_sampling else 1
+
     def _check_corpora(self) -> None:
         one_of(self, held_out=("keep", "drop_pairs", "drop_lines"))
         not_below(self, 2, "vocab_lines")

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from transformer_jax.batching import Batch
+from transformer_jax.batching import Batch, rows_within
 from transformer_jax.config import ModelConfig, RunConfig, replace
 from transformer_jax.model import Transformer
 from transformer_jax.optimizer import adam
 from transformer_jax.run_data import find_task
-from transformer_jax.run_model import check_devices, check_lengths, fit_model, load_initial, within_the_model
+from transformer_jax.run_model import (
+    check_devices,
+    check_lengths,
+    fit_model,
+    load_initial,
+    model_line,
+    within_the_model,
+)
 from transformer_jax.sharding import data_mesh
 from transformer_jax.tokenizer import CharacterTokenizer, load_tokenizer
 from transformer_jax.training import init_state, make_train_step
@@ -52,8 +58,9 @@ def batch_shape(config: RunConfig) -> tuple[int, int]:
     """Rows of a batch and their length, both sides alike: packed rows, or the longest bucket's."""
     data = config.data
     length = data.row_tokens if data.batching == "packed" else data.max_tokens
-    rows = data.batch_size if data.batch_tokens is None else data.batch_tokens // length
-    return max(1, rows // data.rows_multiple) * data.rows_multiple, length
+    if data.batch_tokens is None:
+        return data.batch_size, length
+    return rows_within(data.batch_tokens, length, data.rows_multiple), length
 
 
 def device_step(config: RunConfig, n_devices: int) -> Any:
@@ -93,8 +100,6 @@ def describe(config: RunConfig, accelerator: str = "H100", n_devices: int = 8, c
     config = resolve(config, n_devices)
     m, data, train = config.model, config.data, config.train
     rows, length = batch_shape(config)
-    state = jax.eval_shape(lambda: init_state(Transformer(m), adam(train, m.d_model), 0))
-    n_params = sum(math.prod(x.shape) for x in jax.tree.leaves(state.params))
     tokens = rows * length
     # R-Drop reads a batch twice; a layer that is computed again makes four products of three.
     flops = training_flops(m, tokens, tokens, length, length) * (2 if train.r_drop else 1) * (4 / 3 if m.remat else 1)
@@ -106,8 +111,7 @@ def describe(config: RunConfig, accelerator: str = "H100", n_devices: int = 8, c
         total = f"as many steps as {train.epochs} epochs of the text have"
         time = f"{_duration(seconds * 1000)} for 1,000"
     lines = [
-        f"model      {n_params:,} parameters: d_model {m.d_model}, {m.n_heads} heads, d_ff {m.d_ff}, "
-        f"{m.n_encoder_layers}+{m.n_decoder_layers} layers, vocabulary {m.vocab_size:,}",
+        model_line(m),
         f"batch      {rows:,} rows of {length:,} slots a side, {tokens:,} + {tokens:,} in all ({data.batching}), over "
         f"{n_devices} devices",
         f"programs   {1 if data.batching == 'packed' else f'at most {data.n_buckets}'} for training",

@@ -113,8 +113,9 @@ def training_pairs(
 ) -> tuple[TokenPairs, Report]:
     """The training text in tokens, and what was left out of it. Of several processes the main one makes the cache, the
     others wait and read it. `start_id`, where the model has another start than the tokenizer's."""
-    readings = config.subword_readings if config.subword_sampling else 1
-    rules = TokenRules(config.max_tokens, config.too_long, config.max_length_ratio, config.subword_sampling, readings)
+    rules = TokenRules(
+        config.max_tokens, config.too_long, config.max_length_ratio, config.subword_sampling, config.readings
+    )
     indexer = Indexer(texts.train, tokenizer, rules, start_id, config.index_processes, Progress.say)
     if config.task is not None:
         return indexer.in_memory()

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+
+import jax
 
 from transformer_jax.config import DataConfig, ModelConfig, RunConfig
 from transformer_jax.errors import UserError
 from transformer_jax.hf_marian import without_start_row
+from transformer_jax.model import Transformer
 from transformer_jax.pretrained import Pretrained, load_pretrained
 from transformer_jax.tokenizer import SentencePieceTokenizer, Tokenizer
+from transformer_jax.training import init_params
 
 
 def load_initial(config: RunConfig) -> Pretrained | None:
@@ -51,6 +56,16 @@ def within_the_model(config: RunConfig, model: ModelConfig) -> RunConfig:
     """The run with no sentence longer than the model that it starts from, whose positions cannot be added to."""
     data = dataclasses.replace(config.data, max_tokens=min(config.data.max_tokens, model.max_length))
     return dataclasses.replace(config, data=data)
+
+
+def model_line(config: ModelConfig) -> str:
+    """The model in a line of text: its parameters and its sizes."""
+    shapes = jax.eval_shape(lambda: init_params(Transformer(config), 0))
+    n_params = sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
+    return (
+        f"model      {n_params:,} parameters: d_model {config.d_model}, {config.n_heads} heads, d_ff {config.d_ff}, "
+        f"{config.n_encoder_layers}+{config.n_decoder_layers} layers, vocabulary {config.vocab_size:,}"
+    )
 
 
 def check_lengths(data: DataConfig, model: ModelConfig) -> None:

@@ -91,22 +91,25 @@ def encode_block(block: TextBlock, tokenizer: Tokenizer, rules: TokenRules) -> T
 
 
 def _encode(block: TextBlock, tokenizer: Tokenizer) -> tuple[list[TokenIds], list[TokenIds], int]:
-    known = [_tag_is_known(tokenizer, line) for line in block.source]
-    source_lines = [line for line, is_known in zip(block.source, known, strict=True) if is_known]
-    target_lines = [line for line, is_known in zip(block.target, known, strict=True) if is_known]
-    unknown = len(known) - sum(known)
+    try:
+        return *_encode_sides(block, tokenizer), 0
+    except UnknownTagError:
+        # One line among millions that begins with a tag the vocabulary lacks is text from the web: no reason to stop.
+        pairs = zip(block.source, block.target, strict=True)
+        kept = [(source, target) for source, target in pairs if _tag_is_known(tokenizer, source)]
+        rest = TextBlock(block.corpus, [source for source, _ in kept], [target for _, target in kept], block.drawn)
+        return *_encode_sides(rest, tokenizer), len(block.source) - len(kept)
+
+
+def _encode_sides(block: TextBlock, tokenizer: Tokenizer) -> tuple[list[TokenIds], list[TokenIds]]:
     if block.drawn is None or not isinstance(tokenizer, SentencePieceTokenizer):
-        return tokenizer.encode_source_batch(source_lines), tokenizer.encode_target_batch(target_lines), unknown
+        return tokenizer.encode_source_batch(block.source), tokenizer.encode_target_batch(block.target)
     strength, seed = block.drawn  # the two sides are drawn apart
-    source = tokenizer.encode_source_batch(source_lines, Drawing(strength, 2 * seed))
-    target = tokenizer.encode_target_batch(target_lines, Drawing(strength, 2 * seed + 1))
-    return source, target, unknown
+    source = tokenizer.encode_source_batch(block.source, Drawing(strength, 2 * seed))
+    return source, tokenizer.encode_target_batch(block.target, Drawing(strength, 2 * seed + 1))
 
 
 def _tag_is_known(tokenizer: Tokenizer, line: str) -> bool:
-    """One line among millions that begins with a tag the vocabulary lacks is text from the web: no reason to stop."""
-    if not line.startswith(">>"):
-        return True
     try:
         tokenizer.encode_source(line)
     except UnknownTagError:
@@ -119,15 +122,7 @@ def repeat_pairs(block: TokenBlock, times: np.ndarray) -> TokenBlock:
     if (times == 1).all():
         return block
     chosen = np.repeat(np.arange(len(times)), times)
-    return TokenBlock(block.corpus, _take(block.source, chosen), _take(block.target, chosen), block.removed, block.cut)
-
-
-def _take(side: Ragged, chosen: np.ndarray) -> Ragged:
-    lengths = side.lengths[chosen]
-    ends = np.cumsum(lengths)
-    total = int(ends[-1]) if len(ends) else 0
-    places = np.repeat(side.offsets[chosen] - (ends - lengths), lengths) + np.arange(total)
-    return Ragged(side.ids[places], np.concatenate([[0], ends]).astype(np.int64))
+    return TokenBlock(block.corpus, block.source.take(chosen), block.target.take(chosen), block.removed, block.cut)
 
 
 def join_blocks(sides: Sequence[Ragged]) -> Ragged:

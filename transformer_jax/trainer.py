@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import jax
 
-from transformer_jax.averaging import average_params, readable_steps
+from transformer_jax.averaging import average_params
 from transformer_jax.batching import (
     Batch,
     Bucket,
@@ -40,7 +40,14 @@ from transformer_jax.packing import make_layout
 from transformer_jax.progress import Progress
 from transformer_jax.run_data import Texts, find_tokenizer, read_texts, to_tokens, training_pairs
 from transformer_jax.run_folder import RunFolder
-from transformer_jax.run_model import check_devices, check_lengths, fit_model, load_initial, within_the_model
+from transformer_jax.run_model import (
+    check_devices,
+    check_lengths,
+    fit_model,
+    load_initial,
+    model_line,
+    within_the_model,
+)
 from transformer_jax.sharding import data_mesh, is_main_process, replicate, shard_rows, wait_for_main
 from transformer_jax.tokenizer import Tokenizer, load_tokenizer
 from transformer_jax.training import StepLog, TrainState, init_params, make_loss_step, make_train_step, start_from
@@ -156,17 +163,11 @@ class Trainer:
         return pairs, make_buckets(pairs, data)
 
     def _describe(self) -> None:
-        params = jax.eval_shape(lambda: init_params(self.model, 0))
-        n_params = sum(math.prod(x.shape) for x in jax.tree.leaves(params))
         c, b = self.config, self.batches
         self.say(f"run        {self.folder.folder}")
         if self.initial is not None:
             self.say(f"start from {self.initial.source}")
-        m = c.model
-        self.say(
-            f"model      {n_params:,} parameters: d_model {m.d_model}, {m.n_heads} heads, d_ff {m.d_ff}, "
-            f"{m.n_encoder_layers}+{m.n_decoder_layers} layers, vocabulary {m.vocab_size:,}"
-        )
+        self.say(model_line(c.model))
         for line in describe_report(self.data_report):
             self.say(line)
         shapes = ", ".join(map(str, b.layout.shapes))
@@ -283,9 +284,9 @@ class Trainer:
         self.checkpoints.wait()
         train = self.config.train
         regular = [s for s in self.checkpoints.steps if s % train.checkpoint_every == 0 or s == step]
-        steps = readable_steps(self.folder.checkpoints, regular[-train.average_last :])
+        params, steps = average_params(self.folder.checkpoints, regular[-train.average_last :], leave_out_damaged=True)
+        params = replicate(params, self.mesh)
         self.say(f"average    of {len(steps)} checkpoints, steps {', '.join(map(str, steps))}")
-        params = replicate(average_params(self.folder.checkpoints, steps), self.mesh)
         if self.config.train.evaluate_every is None:
             self._save_model(params)
             self.folder.write("average", step, steps=steps)
@@ -405,8 +406,7 @@ def plan_steps(pairs: TokenPairs, layout: Layout, config: RunConfig) -> tuple[Tr
     train = config.train
     batches = TrainingBatches(pairs, layout, train.seed, train.steps)
     # A text that was read several times, each with other sub-words, is passed as often in one epoch of the batches.
-    readings = config.data.subword_readings if config.data.subword_sampling else 1
-    per_pass = batches.batches_per_epoch / readings
+    per_pass = batches.batches_per_epoch / config.data.readings
     if train.epochs is not None:
         train = dataclasses.replace(train, steps=math.ceil(train.epochs * per_pass))
         batches = dataclasses.replace(batches, n_batches=train.steps)
