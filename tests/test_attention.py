@@ -12,6 +12,7 @@ import pytest
 import reference_numpy
 
 from transformer_jax.attention import (
+    ATTENTION_WEIGHTS,
     MultiHeadAttention,
     attention_weights,
     causal_mask,
@@ -226,12 +227,12 @@ def torch_attention(torch: Any, d_model: int, n_heads: int, seed: int) -> tuple[
 def run_ours(params: dict[str, Any], x: np.ndarray, memory: np.ndarray, mask: jax.Array) -> tuple[Any, Any]:
     """Output and per-head weights of our module at the paper's base size."""
 
-    def call(module: MultiHeadAttention) -> tuple[jax.Array, jax.Array]:
-        keys, values = module.keys_values(jnp.array(memory))
-        return module(jnp.array(x), keys, values, mask), module.weights(jnp.array(x), keys, mask)
+    def call(module: MultiHeadAttention) -> jax.Array:
+        return module(jnp.array(x), *module.keys_values(jnp.array(memory)), mask)
 
     attention = MultiHeadAttention(ModelConfig.base(d_model=x.shape[-1]))
-    return attention.apply({"params": params}, method=call)  # type: ignore[return-value]
+    output, collections = attention.apply({"params": params}, method=call, mutable=[ATTENTION_WEIGHTS])
+    return output, collections[ATTENTION_WEIGHTS]["BHTS"][0]
 
 
 def test_multi_head_attention_equals_torch_with_padding() -> None:

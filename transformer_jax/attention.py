@@ -19,6 +19,8 @@ from transformer_jax.errors import UserError
 
 MASKED_SCORE = -1e9
 """The score of a place that may not be looked at: finite, so that a row without any such place gives no NaN."""
+ATTENTION_WEIGHTS = "attention_weights"
+"""The collection in which `apply` returns the attention weights to a caller that asks for it."""
 
 
 def causal_mask(length: int) -> Bool[Array, "T T"]:
@@ -156,16 +158,12 @@ class MultiHeadAttention(nn.Module):
         *,
         drop: Callable[[Array], Array] | None = None,
     ) -> Float[Array, "B T D"]:
-        """Concat(head_1, ..., head_H) W^O with queries from x; `drop` is applied to the attention weights."""
+        """Concat(head_1, ..., head_H) W^O with queries from x; `drop` is applied to the attention weights.
+
+        A caller of `apply` that says mutable=[ATTENTION_WEIGHTS] gets the weights back beside the result.
+        """
         queries_BHTK = split_heads(linear(self.query, x_BTD), self.config.n_heads)
+        if self.is_mutable_collection(ATTENTION_WEIGHTS) and not self.is_initializing():
+            self.sow(ATTENTION_WEIGHTS, "BHTS", attention_weights(queries_BHTK, keys_BHSK, mask))
         heads_BHTK = dot_product_attention(queries_BHTK, keys_BHSK, values_BHSK, mask, drop=drop)
         return linear(self.output, merge_heads(heads_BHTK))
-
-    def weights(
-        self,
-        x_BTD: Float[Array, "B T D"],
-        keys_BHSK: Float[Array, "B H S K"],
-        mask: Bool[Array, "#B #H #T S"],
-    ) -> Float[Array, "B H T S"]:
-        """The attention weights of each head, as the call uses them."""
-        return attention_weights(split_heads(linear(self.query, x_BTD), self.config.n_heads), keys_BHSK, mask)
