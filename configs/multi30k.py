@@ -28,7 +28,7 @@ config = RunConfig(
     ),
     data=replace(_tutorial.data, batch_tokens=3072, n_buckets=14),
     train=TrainConfig(
-        epochs=62,
+        epochs=52,
         schedule="rsqrt",
         warmup_steps=2000,
         peak_rate=0.004,

@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 from transformer_jax.batching import Batch
-from transformer_jax.config import ModelConfig, RunConfig, TrainConfig, replace
-from transformer_jax.dry_run import ACCELERATORS, batch_shape, describe, device_step, training_flops
+from transformer_jax.config import DataConfig, ModelConfig, RunConfig, TrainConfig, replace
+from transformer_jax.dry_run import ACCELERATORS, batch_shape, describe, device_step, padding_line, training_flops
 from transformer_jax.errors import UserError
 from transformer_jax.model import Transformer
 from transformer_jax.run_options import Accelerator, load_config, parse_options
+from transformer_jax.tokenizer import CharacterTokenizer
 from transformer_jax.trainer import Trainer
 from transformer_jax.training import batch_logits, init_params
 
@@ -26,8 +27,9 @@ CONFIGS = Path(__file__).parent.parent / "configs"
 
 
 @pytest.fixture(scope="module")
-def base() -> RunConfig:
-    return load_config(CONFIGS / "wmt14_base.py")
+def base(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    no_data = tmp_path_factory.mktemp("no_data")
+    return replace(load_config(CONFIGS / "wmt14_base.py"), **{"data.tfds_dir": no_data})
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +91,7 @@ def test_a_dry_run_of_base_tells_the_numbers_of_the_paper(base: RunConfig) -> No
     assert "63,082,496 parameters" in told
     assert "96 rows of 256 slots a side" in told
     assert "1 for training" in told
+    assert f"padding    not measured: wmt14_translate/de-en is not in {base.data.tfds_dir} yet." in told
     hours = float(told.split(" s a step, ")[1].split(" hours")[0])
     assert 8 < hours < 16
 
@@ -98,6 +101,7 @@ def test_the_command_prints_it_without_data(tmp_path: Path) -> None:
     command += ["--accelerators", "2", "--accelerator", "A100"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
     assert "930,944 parameters" in done.stdout
+    assert "padding    11.0% of all slots (buckets, 1 shapes; of 71,049 pairs)" in done.stdout
     assert "on 2 A100" in done.stdout
     assert "GiB" in done.stdout
     assert not list(tmp_path.iterdir())
@@ -116,9 +120,25 @@ def test_a_dry_run_makes_the_checks_of_a_run(base: RunConfig) -> None:
 
 def test_a_dry_run_does_not_know_the_steps_of_epochs() -> None:
     told = "\n".join(describe(load_config(CONFIGS / "multi30k.py"), compiled=False))
-    assert "as many steps as 66 epochs of the text have" in told
+    assert "padding    not measured: There is no training text" in told
+    assert "as many steps as 52 epochs of the text have" in told
     assert "for 1,000 on 8 H100" in told
-    assert "2,093,056 parameters" in told
+    assert "2,093,568 parameters" in told
+
+
+def test_a_dry_run_measures_the_padding_of_a_text(tmp_path: Path) -> None:
+    """Rows of 8 slots for pairs of 4 + 4 tokens, end tokens included: full in pairs, half empty where 8 rows hold one
+    each."""
+    for name in ("train.en", "train.de", "val.en", "val.de"):
+        (tmp_path / name).write_text("abc\n" * 16)
+    characters = CharacterTokenizer("abc")
+    characters.save(tmp_path / "tokenizer")
+    data = DataConfig(dir=tmp_path, tokenizer=tmp_path / "tokenizer", max_tokens=8, row_tokens=8, batch_tokens=64)
+    assert padding_line(RunConfig(data=data)).startswith("padding    0.0% of all slots (buckets")
+    packed = dataclasses.replace(data, batching="packed")
+    assert padding_line(RunConfig(data=packed)).startswith("padding    0.0% of all slots (packed")
+    fewer = dataclasses.replace(packed, limit=8)
+    assert padding_line(RunConfig(data=fewer)).startswith("padding    50.0% of all slots (packed")
 
 
 def test_a_dry_run_counts_what_is_computed_twice() -> None:

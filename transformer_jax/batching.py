@@ -319,6 +319,11 @@ class BucketLayout:
         return " ".join(map(str, self.shapes))
 
 
+def padding_share(pairs: TokenPairs, layout: Layout) -> float:
+    """Of the slots of an epoch, both sides, the share that holds no token."""
+    return 1.0 - (len(pairs.source.ids) + len(pairs.target.ids)) / layout.slots
+
+
 @dataclass(frozen=True)
 class TrainingBatches:
     """The batches of a run, number 0 up to `n_batches`, epoch after epoch; all of it follows from the seed."""
@@ -339,8 +344,7 @@ class TrainingBatches:
 
     @property
     def padding_share(self) -> float:
-        """Of the slots of an epoch, both sides, the share that holds no token."""
-        return 1.0 - (len(self.pairs.source.ids) + len(self.pairs.target.ids)) / self.layout.slots
+        return padding_share(self.pairs, self.layout)
 
     def plan(self, epoch: int) -> list[Placed]:
         """The epoch's batches in order."""

@@ -153,7 +153,9 @@ def describe_report(report: Report) -> list[str]:
     cut = sum(corpus["cut"] for corpus in report["corpora"])
     removed = ([f"left out: {', '.join(rules)}"] if rules else []) + ([f"cut: {cut:,} over the limit"] if cut else [])
     readings = report.get("readings", 1)
+    left_out = report.get("left_out_of_readings", 0)
     ways = f" in all {readings} ways to cut them" if readings > 1 else ""
+    ways += f" ({left_out:,} too long once cut so)" if left_out else ""
     lines = [
         f"text       {report['pairs']:,} pairs to train on{ways}, {report['source_tokens']:,} + "
         f"{report['target_tokens']:,} tokens" + (f" ({'; '.join(removed)})" if removed else "")

@@ -1,18 +1,23 @@
-"""`train.py --dry-run`: what a run would take - parameters, memory, arithmetic, days - without reading its data."""
+"""`train.py --dry-run`: what a run would take - parameters, memory, arithmetic, days, and padding where its text is."""
 
 from __future__ import annotations
 
 import dataclasses
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from transformer_jax.batching import Batch, rows_within
+from transformer_jax.batching import Batch, padding_share, rows_within
 from transformer_jax.config import ModelConfig, RunConfig, replace
+from transformer_jax.errors import UserError
 from transformer_jax.model import Transformer
 from transformer_jax.optimizer import adam
-from transformer_jax.run_data import find_task
+from transformer_jax.packing import make_layout
+from transformer_jax.run_data import find_task, find_tokenizer, read_texts, training_pairs
+from transformer_jax.run_folder import RunFolder
 from transformer_jax.run_model import (
     check_devices,
     check_lengths,
@@ -39,6 +44,9 @@ ACCELERATORS = {
 UTILISATION = 0.35
 """Share of that which training reaches: an assumption, told where it is used. It is what the paper's own times come to
 (§5.2: on eight P100, 0.4 s a step of base is 29% and 1.0 s of big 39%); small models on fast devices reach less."""
+
+SAMPLE_PAIRS = 100_000
+"""Padding is measured on so many pairs at most, the first of the text."""
 
 
 def training_flops(config: ModelConfig, source: int, target: int, source_row: int, target_row: int) -> float:
@@ -97,6 +105,7 @@ def resolve(config: RunConfig, n_devices: int) -> RunConfig:
 
 def describe(config: RunConfig, accelerator: str = "H100", n_devices: int = 8, compiled: bool = True) -> list[str]:
     """The lines that a dry run prints; the one on memory is of the `compiled` step, which takes a while."""
+    asked = config
     config = resolve(config, n_devices)
     m, data, train = config.model, config.data, config.train
     rows, length = batch_shape(config)
@@ -114,12 +123,34 @@ def describe(config: RunConfig, accelerator: str = "H100", n_devices: int = 8, c
         model_line(m),
         f"batch      {rows:,} rows of {length:,} slots a side, {tokens:,} + {tokens:,} in all ({data.batching}), over "
         f"{n_devices} devices",
+        padding_line(asked),
         f"programs   {1 if data.batching == 'packed' else f'at most {data.n_buckets}'} for training",
         f"arithmetic {flops / 1e12:.3g} TFLOP a step, {total}",
         f"time       {seconds:.2g} s a step, {time} on {n_devices} {accelerator} (peak {peak / 1e12:,.0f} TFLOP/s each "
         f"in {number}, of which {UTILISATION:.0%} is assumed; the run is in {m.dtype})",
     ]
     return [*lines, memory_line(config, n_devices)] if compiled else lines
+
+
+def padding_line(config: RunConfig) -> str:
+    """What share of a batch's slots would hold no token, with a vocabulary trained on the sample where the run would
+    train one. Nothing is left behind on the disk."""
+    limit = min(SAMPLE_PAIRS, config.data.limit or SAMPLE_PAIRS)
+    data = dataclasses.replace(config.data, limit=limit, vocab_lines=min(limit, config.data.vocab_lines), cache=None)
+    with tempfile.TemporaryDirectory() as name:
+        folder = RunFolder(Path(name) / "run")
+        try:
+            texts = read_texts(data, download=False)
+            initial = load_initial(config)
+            tokenizer = find_tokenizer(data, texts, progress=False) if initial is None else initial.tokenizer
+            folder.create()
+            tokenizer.save(folder.tokenizer)
+            pairs, _ = training_pairs(data, texts, tokenizer, tokenizer.start_id, folder)
+        except UserError as error:
+            return f"padding    not measured: {error}"
+        layout = make_layout(pairs, data)
+        share, n = padding_share(pairs, layout), len(pairs)
+    return f"padding    {share:.1%} of all slots ({data.batching}, {len(layout.shapes)} shapes; of {n:,} pairs)"
 
 
 def _duration(seconds: float) -> str:

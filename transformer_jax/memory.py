@@ -16,6 +16,8 @@ TUNABLES = ":".join(
         "glibc.malloc.hugetlb=1",  # ask for transparent huge pages
         "glibc.malloc.trim_threshold=8000000000",  # bytes freed at the top before any go back
         "glibc.malloc.top_pad=268435456",  # bytes more than needed, whenever memory is asked for
+        "glibc.malloc.mmap_max=0",  # no block is a mapping of its own, which would end with it
+        "glibc.malloc.arena_max=1",  # one heap for all threads: those of others are small, and are given back
     )
 )
 

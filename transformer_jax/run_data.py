@@ -36,8 +36,9 @@ class Texts:
     """Sources that the task wants to see translated."""
 
 
-def read_texts(config: DataConfig) -> Texts:
-    """Reads or makes the held-out texts that the configuration names, and looks through those to train on."""
+def read_texts(config: DataConfig, download: bool = True) -> Texts:
+    """Reads or makes the held-out texts that the configuration names, and looks through those to train on. What is
+    not on the disk is fetched, or refused without `download`."""
     if config.task is not None:
         task = find_task(config.task)
         pairs = ListedPairs(tuple(zip(task.train.source, task.train.target, strict=True)), config.task)
@@ -53,7 +54,8 @@ def read_texts(config: DataConfig) -> Texts:
     if config.tfds is not None:
         from transformer_jax.tfds_parallel import open_dataset
 
-        dataset = open_dataset(config.tfds, config.tfds_dir, (config.source_lang, config.target_lang))
+        languages = config.source_lang, config.target_lang
+        dataset = open_dataset(config.tfds, config.tfds_dir, languages, download)
         sources.append(dataset.split(config.train_split))
         validation = validation or dataset.text(config.validation_split)
         test = test or (dataset.text(config.test_split) if config.test_split else None)

@@ -100,12 +100,13 @@ class DatasetPairs:
                 yield source.decode("utf-8", "replace"), target.decode("utf-8", "replace")
 
 
-def open_dataset(name: str, folder: Path | None, languages: tuple[str, str]) -> Dataset:
+def open_dataset(name: str, folder: Path | None, languages: tuple[str, str], download: bool = True) -> Dataset:
     """Finds a set by its name, NAME[/CONFIG][:VERSION]; one that has to be downloaded first is, by the main process.
 
     Args:
         folder: where sets are; None: tensorflow-datasets' default.
         languages: the names of the source's and the target's text in it, such as "en" and "de".
+        download: False refuses a set that is not there yet.
     """
     if languages[0] == languages[1]:
         raise UserError(
@@ -116,6 +117,8 @@ def open_dataset(name: str, folder: Path | None, languages: tuple[str, str]) -> 
     importlib.import_module("tensorflow_datasets.translate")
     builder = _find(tfds, name, folder)
     if not builder.is_prepared():
+        if not download:
+            raise UserError(f"{name} is not in {folder or 'the default folder of tensorflow-datasets'} yet.")
         if is_main_process():
             _download(builder, name)
         wait_for_main(Path(builder.data_path).is_dir, "download of the data set")

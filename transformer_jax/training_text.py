@@ -225,6 +225,8 @@ class Indexer:
             "held_out_rule": self.text.rules.held_out,
             "max_tokens": self.rules.max_tokens,
             "readings": self.rules.readings,
+            # Cut in another way, a pair may have too many tokens, and is left out of that reading.
+            "left_out_of_readings": self.rules.readings * sum(count.seen for count in counts) - n_pairs,
         }
 
 
