@@ -56,7 +56,7 @@ class Aligner:
             zip(tokenizer.encode_source_batch(sources), tokenizer.encode_target_batch(targets), strict=True)
         )
         found: list[Links] = [[] for _ in pairs]
-        chosen = []
+        chosen: list[int] = []
         for n, pair in enumerate(pairs):
             lengths = [len(ids) for ids in pair]
             if max(lengths) > limit:
@@ -69,12 +69,13 @@ class Aligner:
 
     def _link(self, cross_HTS: np.ndarray, source: str, target: str, line: int) -> Links:
         tokenizer = self.translator.tokenizer
-        pieces = tokenizer.source_pieces(source), tokenizer.target_pieces(target)
-        words = [words_of(side, by_space=self.by_space) for side in pieces]
-        if self.by_space and [len(side) for side in words] != [len(text.split()) for text in (source, target)]:
+        source_words = words_of(tokenizer.source_pieces(source), by_space=self.by_space)
+        target_words = words_of(tokenizer.target_pieces(target), by_space=self.by_space)
+        counts = len(source_words), len(target_words)
+        if self.by_space and counts != (len(source.split()), len(target.split())):
             log.warning("Pair %d: the tokenizer divides it into other words than its spaces do.", line)
         cross_TS = cross_HTS.mean(axis=0) if self.head is None else cross_HTS[self.head - 1]
-        return link(word_weights(cross_TS, *words, self.step), words[0])
+        return link(word_weights(cross_TS, source_words, target_words, self.step), source_words)
 
     def cross_attention(self, pairs: Sequence[TokenPair]) -> list[np.ndarray]:
         """(H, T, S) of the layer for each pair: row t belongs to the step that writes target token t."""
@@ -108,11 +109,11 @@ class Aligner:
 
 
 def _layer_weights(translator: Translator, layer: int) -> Any:
-    """(params, source ids, segments, inputs) -> (B, H, T, S). What comes after the layer is left out by the compiler."""
+    """(params, source ids, segments, inputs) -> (B, H, T, S). The compiler leaves out what comes after the layer."""
     model = translator.model
 
     @jax.jit
-    def weights(params: Any, source_ids: jax.Array, segments: jax.Array, inputs: jax.Array) -> jax.Array:
+    def weights(params: Any, source_ids: jax.Array, segments: jax.Array, inputs: jax.Array) -> Any:
         _, found = model.apply({"params": params}, source_ids, inputs, segments, mutable=[ATTENTION_WEIGHTS])
         return found[ATTENTION_WEIGHTS]["decoder"][f"layer_{layer - 1}"]["cross_attention"]["BHTS"][0]
 

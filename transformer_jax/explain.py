@@ -58,7 +58,7 @@ class Explanation:
         return rows, self.read_tokens if kind == "decoder" else self.source_tokens
 
     def word_weights(self, layer: int | None = None, head: int | None = None, step: Step = "writes") -> np.ndarray:
-        """(target words, source words): cross-attention of a layer (the last one), averaged over its heads or of one head."""
+        """(target words, source words): cross-attention of a layer (the last), of a head or their mean."""
         cross_TS = select(self.maps.cross_NHTS, layer, head)
         return word_weights(cross_TS, self.source_words, self.target_words, step)
 
