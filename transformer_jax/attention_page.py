@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from transformer_jax.alignment import Step, is_tag, pharaoh
-from transformer_jax.explain import KINDS, Explanation
+from transformer_jax.alignment import Step, pharaoh
+from transformer_jax.explain import KINDS, Explanation, labels
 
 TEMPLATE = "pages/attention.html"
 DATA = "/*DATA*/"
@@ -53,9 +53,8 @@ def page_data(explanation: Explanation) -> dict[str, Any]:
         "maps": maps,
         "probabilities": [round(float(np.exp(p)), 4) for p in explanation.token_log_probs],
         "logProb": round(sum(explanation.token_log_probs), 4),
-        "sourceWords": [word.text for word in explanation.source_words],
-        "targetWords": [word.text for word in explanation.target_words],
-        "tags": sum(map(is_tag, explanation.source_words)),
+        "sourceWords": labels([word.text for word in explanation.source_words]),
+        "targetWords": labels([word.text for word in explanation.target_words]),
         "links": {
             step: [
                 [pharaoh(explanation.links(layer + 1, head or None, step)) for head in range(n_heads + 1)]

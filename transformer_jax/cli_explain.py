@@ -111,6 +111,8 @@ def _printed(options: argparse.Namespace, found: Any) -> str:
 
 def _as_text(found: Any, layer: int | None, head: int | None, step: str) -> list[str]:
     """The translation, and the strongest source words of each target word."""
+    from transformer_jax.explain import labels
+
     n_layers, n_heads = found.maps.cross_NHTS.shape[:2]
     heads = f"mean of {n_heads} heads" if head is None else f"head {head}"
     total = sum(found.token_log_probs)
@@ -123,11 +125,12 @@ def _as_text(found: Any, layer: int | None, head: int | None, step: str) -> list
     ]
     weights = found.word_weights(layer, head, step)
     linked = {(j, i) for i, j in found.links(layer, head, step)}
-    width = max((len(word.text) for word in found.target_words), default=0)
-    for j, word in enumerate(found.target_words):
-        best = sorted(range(len(found.source_words)), key=lambda i: -weights[j, i])[:SHOWN]
-        shown = [f"{found.source_words[i].text}{'*' if (j, i) in linked else ''} {weights[j, i]:.2f}" for i in best]
-        lines.append(f"  {word.text:{width}}  <-  {'   '.join(shown)}")
+    source, target = (labels([word.text for word in words]) for words in (found.source_words, found.target_words))
+    width = max(map(len, target), default=0)
+    for j, word in enumerate(target):
+        best = sorted(range(len(source)), key=lambda i: -weights[j, i])[:SHOWN]
+        shown = [f"{source[i]}{'*' if (j, i) in linked else ''} {weights[j, i]:.2f}" for i in best]
+        lines.append(f"  {word:{width}}  <-  {'   '.join(shown)}")
     return lines
 
 
