@@ -6,12 +6,16 @@ import argparse
 import dataclasses
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformer_jax.cli_options import add_model, add_running, add_search, check_input, load_translator
 from transformer_jax.errors import UserError
 from transformer_jax.line_files import CHUNK, output_file
+
+if TYPE_CHECKING:
+    from transformer_jax.alignment import Word
 
 MAPS = (".png", ".html")
 SHOWN = 3
@@ -111,8 +115,6 @@ def _printed(options: argparse.Namespace, found: Any) -> str:
 
 def _as_text(found: Any, layer: int | None, head: int | None, step: str) -> list[str]:
     """The translation, and the strongest source words of each target word."""
-    from transformer_jax.explain import labels
-
     n_layers, n_heads = found.maps.cross_NHTS.shape[:2]
     heads = f"mean of {n_heads} heads" if head is None else f"head {head}"
     total = sum(found.token_log_probs)
@@ -125,13 +127,20 @@ def _as_text(found: Any, layer: int | None, head: int | None, step: str) -> list
     ]
     weights = found.word_weights(layer, head, step)
     linked = {(j, i) for i, j in found.links(layer, head, step)}
-    source, target = (labels([word.text for word in words]) for words in (found.source_words, found.target_words))
+    source, target = (_numbered(words) for words in (found.source_words, found.target_words))
     width = max(map(len, target), default=0)
     for j, word in enumerate(target):
         best = sorted(range(len(source)), key=lambda i: -weights[j, i])[:SHOWN]
         shown = [f"{source[i]}{'*' if (j, i) in linked else ''} {weights[j, i]:.2f}" for i in best]
         lines.append(f"  {word:{width}}  <-  {'   '.join(shown)}")
     return lines
+
+
+def _numbered(words: Sequence[Word]) -> list[str]:
+    """Words with the numbers that links have."""
+    from transformer_jax.explain import labels
+
+    return [f"{n}:{label}" for n, label in enumerate(labels([word.text for word in words]))]
 
 
 def _as_json(found: Any, links: Any) -> dict[str, Any]:
