@@ -83,7 +83,7 @@ class Refusing:
         raise AssertionError("text was encoded once more")
 
     encode_source = encode_target = encode_source_batch = encode_target_batch = refuse
-    decode = decode_source = save = refuse
+    decode = decode_source = source_pieces = target_pieces = pieces_of = save = refuse
 
 
 # --- the same bits ------------------------------------------------------------------------------------------

@@ -39,8 +39,13 @@ def attention_maps(
     """The maps of one pair by teacher forcing; both sides end with their end token, as the tokenizer gives them."""
     inputs = jnp.asarray([[model.config.start_id, *target_ids[:-1]]])
     segments = jnp.ones((1, len(source_ids)), jnp.int32)
-    _, found = model.apply({"params": params}, jnp.asarray([source_ids]), inputs, segments, mutable=[ATTENTION_WEIGHTS])
-    weights = found[ATTENTION_WEIGHTS]
+
+    @jax.jit
+    def apply(params: Any, *arrays: jax.Array) -> Any:
+        _, found = model.apply({"params": params}, *arrays, mutable=[ATTENTION_WEIGHTS])
+        return found[ATTENTION_WEIGHTS]
+
+    weights = apply(params, jnp.asarray([source_ids]), inputs, segments)
     return AttentionMaps(
         encoder_NHSS=_stack(weights["encoder"], "self_attention"),
         decoder_NHTT=_stack(weights["decoder"], "self_attention"),

@@ -1,4 +1,4 @@
-"""The command line: `transformer-jax translate | score | evaluate | convert | average | prepare-tfds`."""
+"""The command line: `transformer-jax translate | score | evaluate | convert | average | explain | prepare-tfds`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from transformer_jax.cli_explain import add_explain
 from transformer_jax.cli_options import add_model, add_running, add_search
 from transformer_jax.errors import UserError
 from transformer_jax.line_files import READER
@@ -56,6 +57,7 @@ def _dispatch(arguments: list[str]) -> int:
     _add_evaluate(commands.add_parser("evaluate", help="translate and compare with references"))
     _add_convert(commands.add_parser("convert", help="write a model in another format"))
     _add_average(commands.add_parser("average", help="make one model of a run's last checkpoints"))
+    add_explain(commands.add_parser("explain", help="what the model looks at when it translates a sentence"))
     _add_prepare_tfds(commands.add_parser("prepare-tfds", help="make a set of tensorflow-datasets from text files"))
     options = parser.parse_args(arguments)
     return options.run(options)

@@ -64,6 +64,18 @@ class Tokenizer(Protocol):
         """Text of source ids, likewise."""
         ...
 
+    def source_pieces(self, line: str) -> list[str]:
+        """What the ids of `encode_source` stand for, the end token included; ▁ begins a word of sub-words."""
+        ...
+
+    def target_pieces(self, line: str) -> list[str]:
+        """What the ids of `encode_target` stand for, likewise."""
+        ...
+
+    def pieces_of(self, ids: Sequence[int]) -> list[str]:
+        """What target ids stand for, special tokens included: one piece for each."""
+        ...
+
     def save(self, folder: Path) -> None:
         """Writes the files that `load_tokenizer` reads."""
         ...
@@ -110,6 +122,15 @@ class CharacterTokenizer:
 
     def decode_source(self, ids: Sequence[int]) -> str:
         return self.decode(ids)
+
+    def source_pieces(self, line: str) -> list[str]:
+        return self.pieces_of(self.encode_source(line))
+
+    def target_pieces(self, line: str) -> list[str]:
+        return self.source_pieces(line)
+
+    def pieces_of(self, ids: Sequence[int]) -> list[str]:
+        return [self._pieces[token] if 0 <= token < self.vocab_size else UNKNOWN for token in ids]
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -159,6 +180,15 @@ class _Side:
             tag + [self._text_ids.get(piece, self.unknown_id) for piece in pieces] + [self.end_id]
             for tag, pieces in zip(tags, pieces_of_lines, strict=True)
         ]
+
+    def pieces(self, line: str, refuse_unknown_tags: bool) -> list[str]:
+        """The pieces that `encode` looks up; those that it does not find are here as they stand in the text."""
+        tag, text = self._split_tag(line, refuse_unknown_tags)
+        return [self._pieces[token] for token in tag] + self.processor.encode(text, out_type=str) + [END]
+
+    def pieces_of(self, ids: Sequence[int]) -> list[str]:
+        special = {self.end_id: END, self.pad_id: PAD}
+        return [special.get(token) or self._pieces.get(token, UNKNOWN) for token in ids]
 
     def _split_tag(self, line: str, refuse_unknown: bool) -> tuple[list[int], str]:
         """Takes a language tag off the start of a line. To a vocabulary without tags all of it is text."""
@@ -254,6 +284,15 @@ class SentencePieceTokenizer:
 
     def decode_source(self, ids: Sequence[int]) -> str:
         return self._source.decode(ids)
+
+    def source_pieces(self, line: str) -> list[str]:
+        return self._source.pieces(line, refuse_unknown_tags=True)
+
+    def target_pieces(self, line: str) -> list[str]:
+        return self._target.pieces(line, refuse_unknown_tags=False)
+
+    def pieces_of(self, ids: Sequence[int]) -> list[str]:
+        return self._target.pieces_of(ids)
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
