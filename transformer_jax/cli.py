@@ -1,4 +1,4 @@
-"""The command line: `transformer-jax translate | score | evaluate | convert | average | prepare-tfds`."""
+"""The command line: `transformer-jax translate | score | evaluate | convert | average | plot | heads | ...`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from transformer_jax.cli_options import add_model, add_running, add_search
+from transformer_jax.cli_watch import add_heads, add_plot
 from transformer_jax.errors import UserError
 from transformer_jax.line_files import READER
 
@@ -56,6 +57,8 @@ def _dispatch(arguments: list[str]) -> int:
     _add_evaluate(commands.add_parser("evaluate", help="translate and compare with references"))
     _add_convert(commands.add_parser("convert", help="write a model in another format"))
     _add_average(commands.add_parser("average", help="make one model of a run's last checkpoints"))
+    add_plot(commands.add_parser("plot", help="draw the curves of runs over each other"))
+    add_heads(commands.add_parser("heads", help="what each head of a model of the dates task looks at"))
     _add_prepare_tfds(commands.add_parser("prepare-tfds", help="make a set of tensorflow-datasets from text files"))
     options = parser.parse_args(arguments)
     return options.run(options)
