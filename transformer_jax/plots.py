@@ -117,7 +117,7 @@ def _floors(runs: Sequence[RunCurves]) -> dict[float, tuple[str, str]]:
     for n, run in enumerate(runs):
         if run.lowest_loss is not None:
             owners.setdefault(round(run.lowest_loss, 6), []).append(n)
-    if len(owners) == 1:
+    if len(owners) == 1 and all(run.lowest_loss is not None for run in runs):
         return {floor: (GREY, f"lowest possible, {floor:.3f}") for floor in owners}
     return {
         floor: (_colour(of[0]), f"lowest possible, {floor:.3f} ({', '.join(runs[n].name for n in of)})")

@@ -127,7 +127,9 @@ def _lowest_loss(config: Record) -> float | None:
     """The floor of the loss that a config.json asks for; None where it does not say, as one of another program."""
     try:
         vocab_size, train = config["model"]["vocab_size"], config["train"]
-        return lowest_loss(vocab_size, train["label_smoothing"], train["smoothing"]) if vocab_size > 0 else None
+        return (
+            lowest_loss(vocab_size, train["label_smoothing"], train.get("smoothing", "all")) if vocab_size > 0 else None
+        )
     except (KeyError, TypeError):
         return None
 
