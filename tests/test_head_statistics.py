@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -231,15 +232,19 @@ def test_text_and_picture(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_mistakes_are_told_in_a_sentence(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    other = tmp_path / "numbers"
-    save_model(other, ModelConfig(**{**vars(MODEL), "vocab_size": 13}), init_params(Transformer(MODEL), 0))
-    CharacterTokenizer("0123456789").save(other)
+    other = RunFolder(tmp_path / "numbers")
+    tokenizer = CharacterTokenizer("0123456789")
+    config = dataclasses.replace(MODEL, vocab_size=tokenizer.vocab_size)
+    other.create()
+    save_model(other.model, config, init_params(Transformer(config), 0))
+    tokenizer.save(other.model)
     for arguments, sentence in (
         ([run, "--steps", 51], "holds no checkpoint of step 51; it holds 50, 1000"),
         ([run / "model", "--all"], "holds no checkpoints/"),
         ([run, "--dates", 0], "0 dates are asked for"),
         ([run, "--output", tmp_path / "heads.svg"], "end it in .png"),
         ([tmp_path / "absent"], "There is no folder"),
+        ([other.folder], "not one of the dates task"),
     ):
         assert heads(*arguments) == 2, arguments
         error = capsys.readouterr().err
