@@ -52,9 +52,9 @@ def draw_box(axis: Any, x: float, y: float, width: float, height: float, colour:
     axis.text(x + width / 2, y + height / 2, text, ha="center", va="center", fontsize=size, color=INK)
 
 
-def draw_arrow(axis: Any, start: tuple[float, float], end: tuple[float, float], bend: str = "arc3") -> None:
+def draw_arrow(axis: Any, start: tuple[float, float], end: tuple[float, float]) -> None:
     style = {"arrowstyle": "-|>", "mutation_scale": 16, "color": INK, "lw": 1.5, "shrinkA": 0, "shrinkB": 0}
-    axis.add_patch(FancyArrowPatch(start, end, connectionstyle=bend, **style))
+    axis.add_patch(FancyArrowPatch(start, end, **style))
 
 
 def draw_column(axis: Any, x: float, width: float, word: str, layer: tuple[Block, ...], top: tuple[Block, ...]) -> Any:
@@ -87,12 +87,16 @@ def draw_blocks(axis: Any) -> None:
     axis.axis("off")
     encoder, _ = draw_column(axis, 0.3, 5.3, SOURCE, ENCODER, ())
     decoder, _ = draw_column(axis, 7.2, 5.3, "<s> " + TARGET[:6] + "…", DECODER, OUTPUTS)
-    axis.text(-0.1, 8.1, "2 layers each;\n6 in the paper", ha="left", va="top", fontsize=14, color=GREY)
-    draw_arrow(axis, (2.95, encoder[-1] + 0.48), (7.2, decoder[2]), "angle,angleA=90,angleB=0,rad=8")
-    for n, (file, colour) in enumerate(FILES.items()):
-        x = -0.3 + 3.5 * n
+    axis.text(0.05, 9.6, "2 layers each here,\n6 in the paper", ha="left", va="bottom", fontsize=15, color=GREY)
+    # What the encoder gives goes up, over to the decoder and into its second attention.
+    top, between = encoder[-1] + 1.5, 6.35
+    axis.plot((2.95, 2.95, between, between), (encoder[-1] + 0.5, top, top, decoder[2]), color=INK, lw=1.5)
+    draw_arrow(axis, (between, decoder[2]), (7.2, decoder[2]))
+    x = -0.3
+    for file, colour in FILES.items():
         draw_box(axis, x, -1.35, 0.55, 0.55, colour)
-        axis.text(x + 0.75, -1.08, file, va="center", fontsize=14, color=INK, family="monospace")
+        axis.text(x + 0.7, -1.08, file, va="center", fontsize=14, color=INK, family="monospace")
+        x += 1.25 + 0.245 * len(file)
 
 
 def draw_map(axis: Any, trained: Pretrained) -> str:
@@ -129,27 +133,24 @@ def draw_uses(axis: Any) -> None:
     for n, (verb, command, what) in enumerate(USES):
         y = 4.3 - 2.1 * n
         draw_box(axis, 0.05, y, 9.9, 1.75, FRAME)
-        axis.text(0.4, y + 1.2, verb, va="center", fontsize=17, weight="bold", color=INK)
-        axis.text(3.3, y + 1.2, command, va="center", fontsize=15, family="monospace", color=INK)
-        axis.text(0.4, y + 0.5, what, va="center", fontsize=15, color=INK)
+        axis.text(0.35, y + 1.2, verb, va="center", fontsize=16, weight="bold", color=INK)
+        axis.text(9.65, y + 1.2, command, ha="right", va="center", fontsize=14, family="monospace", color=INK)
+        axis.text(0.35, y + 0.5, what, va="center", fontsize=15, color=INK)
 
 
 def overview(run: Path) -> Any:
-    """The picture, 1600 by 800 pixels."""
+    """The picture, 1600 by 760 pixels."""
     trained, curves = load_pretrained(run), RunFolder(run).curves()
-    figure = new_figure(16, 8)
+    figure = new_figure(16, 7.6)
     figure.set_layout_engine("none")
     figure.set_facecolor(PAPER)
-    blocks = figure.add_axes((0.005, 0.0, 0.40, 0.91))
-    weights = figure.add_axes((0.455, 0.06, 0.235, 0.77))
-    loss = figure.add_axes((0.755, 0.60, 0.235, 0.30))
-    uses = figure.add_axes((0.715, 0.01, 0.28, 0.46))
-    draw_blocks(blocks)
-    where = draw_map(weights, trained)
-    draw_loss(loss, curves)
-    draw_uses(uses)
-    for x, title in ((0.205, "the paper, a file for each part"), (0.572, where), (0.86, "")):
-        figure.text(x, 0.945, title, ha="center", va="center", fontsize=20, weight="bold", color=INK)
+    draw_blocks(figure.add_axes((0.005, 0.0, 0.40, 0.90)))
+    where = draw_map(figure.add_axes((0.45, 0.09, 0.235, 0.70)), trained)
+    draw_loss(figure.add_axes((0.765, 0.60, 0.225, 0.27)), curves)
+    draw_uses(figure.add_axes((0.71, 0.01, 0.287, 0.46)))
+    titles = ((0.205, "the paper, part by part"), (0.567, f"what {where} looks at"), (0.878, "how fast it learns"))
+    for x, title in titles:
+        figure.text(x, 0.945, title, ha="center", va="center", fontsize=19, weight="bold", color=INK)
     return figure
 
 

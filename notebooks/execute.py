@@ -18,11 +18,11 @@ NOTEBOOK = Path(__file__).with_name("transformer_from_the_paper.ipynb")
 ROOT = NOTEBOOK.parents[1]
 
 
-def execute(notebook: Path = NOTEBOOK, timeout: float = 900, **environment: str) -> Any:
+def execute(notebook: Path = NOTEBOOK, timeout: int = 1800, **environment: str) -> Any:
     """The notebook with the outputs of a run in a fresh kernel, which imports the package of this checkout. A cell
-    that fails raises nbclient's CellExecutionError, with the cell and its traceback."""
+    that fails, or takes longer than `timeout` seconds, raises an error of nbclient that shows it."""
     node: Any = nbformat.read(notebook, as_version=4)
-    client = NotebookClient(node, timeout=timeout, kernel_name="python3", record_timing=False)
+    client = NotebookClient(node, timeout=timeout, startup_timeout=timeout, kernel_name="python3", record_timing=False)
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     client.execute(env={**os.environ, "PYTHONPATH": path, **environment})
     return node

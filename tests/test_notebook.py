@@ -23,7 +23,7 @@ def execute(**environment: str) -> Any:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.execute(timeout=300, **environment)
+    return module.execute(**environment)
 
 
 def printed(cell: Any) -> str:
