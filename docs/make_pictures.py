@@ -57,8 +57,10 @@ def draw_arrow(axis: Any, start: tuple[float, float], end: tuple[float, float]) 
     axis.add_patch(FancyArrowPatch(start, end, **style))
 
 
-def draw_column(axis: Any, x: float, width: float, word: str, layer: tuple[Block, ...], top: tuple[Block, ...]) -> Any:
-    """A stack from the bottom up. Returns the heights of its blocks' middles and of its end."""
+def draw_column(
+    axis: Any, x: float, width: float, word: str, layer: tuple[Block, ...], top: tuple[Block, ...]
+) -> list[float]:
+    """A stack from the bottom up. Returns the heights of the middles of its layer's blocks."""
     height, gap, middle = 0.95, 0.3, x + width / 2
     axis.text(middle, 0.0, word, ha="center", va="bottom", fontsize=16, color=INK, family="monospace")
     draw_arrow(axis, (middle, 0.75), (middle, 1.15))
@@ -73,20 +75,20 @@ def draw_column(axis: Any, x: float, width: float, word: str, layer: tuple[Block
         if n + 1 < len(layer):
             draw_arrow(axis, (middle, y + height), (middle, y + height + gap))
         y += height + gap
-    y += 0.3
+    below = y - gap
     for text, file in top:
-        draw_arrow(axis, (middle, y - 0.3 - gap), (middle, y))
-        draw_box(axis, x, y, width, height, FILES[file], text)
-        y += height + gap + 0.1
-    return middles, y
+        draw_arrow(axis, (middle, below), (middle, below + 0.6))
+        draw_box(axis, x, below + 0.6, width, height, FILES[file], text)
+        below += 0.6 + height
+    return middles
 
 
 def draw_blocks(axis: Any) -> None:
     """Figure 1."""
     axis.set(xlim=(-0.6, 12.9), ylim=(-1.6, 14.1))
     axis.axis("off")
-    encoder, _ = draw_column(axis, 0.3, 5.3, SOURCE, ENCODER, ())
-    decoder, _ = draw_column(axis, 7.2, 5.3, "<s> " + TARGET[:6] + "…", DECODER, OUTPUTS)
+    encoder = draw_column(axis, 0.3, 5.3, SOURCE, ENCODER, ())
+    decoder = draw_column(axis, 7.2, 5.3, "<s> " + TARGET[:6] + "…", DECODER, OUTPUTS)
     axis.text(0.05, 9.6, "2 layers each here,\n6 in the paper", ha="left", va="bottom", fontsize=15, color=GREY)
     # What the encoder gives goes up, over to the decoder and into its second attention.
     top, between = encoder[-1] + 1.5, 6.35
