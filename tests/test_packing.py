@@ -338,6 +338,8 @@ def test_a_run_that_stops_in_mid_epoch_on_eight_devices_goes_on_on_two(tmp_path:
     steps = [r for r in records if r["kind"] == "train"]
     assert len(steps) == 2 * per_epoch
     assert all(0 <= r["wait"] <= 1 and r["padding"] == pytest.approx(first.batches.padding_share) for r in steps)
+    assert [r["epoch"] for r in steps] == pytest.approx([(n + 1) / per_epoch for n in range(2 * per_epoch)])
+    assert (tmp_path / "curves.png").is_file()  # without evaluations, too
 
 
 # --- the config's edge --------------------------------------------------------------------------------------

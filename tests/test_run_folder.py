@@ -10,7 +10,7 @@ import pytest
 
 from transformer_jax.config import DataConfig, ModelConfig, RunConfig
 from transformer_jax.errors import UserError
-from transformer_jax.run_folder import RunFolder, samples_page
+from transformer_jax.run_folder import RunFolder
 
 
 @pytest.fixture
@@ -95,46 +95,20 @@ def test_forgetting_drops_a_half_written_line(folder: RunFolder) -> None:
     assert folder.metrics.read_bytes() == b'{"kind": "train", "step": 1}\n'
 
 
-def test_samples_page_shows_each_sentence_at_every_stage() -> None:
-    page = samples_page(
-        [
-            {"step": 10, "samples": [["A dog.", "Ein"], ["A cat.", "Ein"]]},
-            {"step": 15},
-            {"step": 20, "samples": [["A dog.", "Ein Hund."], ["A cat.", "Eine Katze."]]},
-        ]
-    )
-    dog, cat = page.split("## ")[1:]
-    assert dog.startswith("`A dog.`")
-    assert "| 10 | `Ein` |\n| 20 | `Ein Hund.` |" in dog
-    assert "| 20 | `Eine Katze.` |" in cat
-
-
-def test_samples_page_keeps_its_table_whatever_a_translation_holds() -> None:
-    page = samples_page([{"step": 1, "samples": [["a|b `c`\nd", "x|y `z`\nw <b> \r"], ["empty", ""]]}])
-    assert "| 1 | `x\\|y 'z' w <b>  ` |" in page
-    assert "| 1 |  |" in page
-    headings = [line for line in page.split("\n") if line.startswith("## ")]
-    assert headings == ["## `a|b 'c' d`", "## `empty`"]
-    assert page.count("`") % 2 == 0
-
-
-def test_samples_page_of_a_run_without_samples_says_so() -> None:
-    assert "No sentence" in samples_page([{"step": 1, "score": 0.5}])
-
-
-def test_curves_are_a_png(folder: RunFolder) -> None:
+def test_curves_and_samples_are_written_whole(folder: RunFolder) -> None:
     for step in (10, 20):
         folder.write("train", step, loss=5.0 / step, accuracy=0.5, rate=1e-3)
-    folder.write("validation", 20, loss=0.4, accuracy=0.6, score=0.9)
-    folder.draw(0.3)
+    folder.write("validation", 20, loss=0.4, accuracy=0.6, score=0.9, samples=[["A dog.", "Ein Hund."]])
+    folder.draw()
     content = (folder.folder / "curves.png").read_bytes()
     assert content.startswith(b"\x89PNG\r\n\x1a\n")
     assert content.endswith(b"IEND\xaeB`\x82")
+    assert "`Ein Hund.`" in (folder.folder / "samples.md").read_text()
     assert not list(folder.folder.glob(".*"))  # no half-written file is left
 
 
 def test_curves_of_a_run_without_records_are_drawn_too(folder: RunFolder) -> None:
-    folder.draw(0.3)
+    folder.draw()
     assert (folder.folder / "curves.png").is_file()
 
 

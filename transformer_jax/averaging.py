@@ -75,24 +75,12 @@ def average_run(run: Path, output: Path, last: int | None = None, steps: Sequenc
     """Writes the model folder of the average of a run's checkpoints, the newest `last` or those of `steps`, and
     returns their steps."""
     folder = RunFolder(run)
-    if not folder.checkpoints.is_dir():
-        raise UserError(f"{run} holds no checkpoints/; name the folder of a run.")
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UserError(f"{output} exists; name a new folder.")
-    with Checkpoints(folder.checkpoints) as checkpoints:
-        available = checkpoints.steps
-    if not available:
-        raise UserError(f"{folder.checkpoints} holds no checkpoint yet.")
-    if steps:
-        missing = sorted(set(steps) - set(available))
-        if missing:
-            raise UserError(
-                f"{run} holds no checkpoint of step {missing[0]}; it holds {', '.join(map(str, available))}."
-            )
-        chosen = sorted(set(steps))
-    else:
-        chosen = last_steps(available, len(available) if last is None else last, run)
-    config, tokenizer = _trained_config(run), load_tokenizer(folder.tokenizer)
+    chosen = kept_steps(run, steps)
+    if not steps:
+        chosen = last_steps(chosen, len(chosen) if last is None else last, run)
+    config, tokenizer = trained_config(run), load_tokenizer(folder.tokenizer)
     params, _ = average_params(folder.checkpoints, chosen)
     wanted = jax.eval_shape(lambda: init_params(Transformer(config), 0))
     if jax.tree.map(jnp.shape, params) != jax.tree.map(lambda x: x.shape, wanted):
@@ -106,7 +94,22 @@ def average_run(run: Path, output: Path, last: int | None = None, steps: Sequenc
     return chosen
 
 
-def _trained_config(run: Path) -> ModelConfig:
+def kept_steps(run: Path, wanted: Sequence[int] | None = None) -> list[int]:
+    """The steps whose checkpoints a run holds, in order; with `wanted` those steps alone, which must all be there."""
+    folder = RunFolder(run).checkpoints
+    if not folder.is_dir():
+        raise UserError(f"{run} holds no checkpoints/; name the folder of a run.")
+    with Checkpoints(folder) as checkpoints:
+        available = checkpoints.steps
+    if not available:
+        raise UserError(f"{folder} holds no checkpoint yet.")
+    missing = sorted(set(wanted or ()) - set(available))
+    if missing:
+        raise UserError(f"{run} holds no checkpoint of step {missing[0]}; it holds {', '.join(map(str, available))}.")
+    return sorted(set(wanted)) if wanted else available
+
+
+def trained_config(run: Path) -> ModelConfig:
     """The architecture that a run trains, vocabulary size filled in."""
     described: Any = read_json(run / "config.json").get("model")
     known = {field.name for field in dataclasses.fields(ModelConfig)}

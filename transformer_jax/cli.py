@@ -1,4 +1,4 @@
-"""The command line: `transformer-jax translate | score | evaluate | convert | average | explain | prepare-tfds`."""
+"""The command line: `transformer-jax translate | score | evaluate | convert | average | explain | plot | heads | ...`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from transformer_jax.cli_explain import add_explain
 from transformer_jax.cli_options import add_model, add_running, add_search
+from transformer_jax.cli_watch import add_heads, add_plot
 from transformer_jax.errors import UserError
 from transformer_jax.line_files import READER
 
@@ -58,6 +59,8 @@ def _dispatch(arguments: list[str]) -> int:
     _add_convert(commands.add_parser("convert", help="write a model in another format"))
     _add_average(commands.add_parser("average", help="make one model of a run's last checkpoints"))
     add_explain(commands.add_parser("explain", help="what the model looks at when it translates a sentence"))
+    add_plot(commands.add_parser("plot", help="draw the curves of runs over each other"))
+    add_heads(commands.add_parser("heads", help="what each head of a model of the dates task looks at"))
     _add_prepare_tfds(commands.add_parser("prepare-tfds", help="make a set of tensorflow-datasets from text files"))
     options = parser.parse_args(arguments)
     return options.run(options)

@@ -12,16 +12,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from transformer_jax.config import RunConfig, to_json
 from transformer_jax.errors import UserError
 from transformer_jax.files import write_whole
+from transformer_jax.loss import lowest_loss
+from transformer_jax.plots import RunCurves, draw_curves
+from transformer_jax.samples_page import samples_page
 from transformer_jax.sharding import is_main_process
 
 Record = dict[str, Any]
+METRIC_NAMES = {"bleu": "BLEU", "exact": "exact match"}
 
 
 class RunFolder:
@@ -102,14 +105,17 @@ class RunFolder:
             kept = [json.dumps(r, ensure_ascii=False) + "\n" for r in self.records() if r["step"] <= step]
             write_whole(self.metrics, "".join(kept))
 
-    def draw(self, lowest_loss: float) -> None:
+    def curves(self, name: str = "") -> RunCurves:
+        """What there is to draw of the run."""
+        config = self.config or {}
+        return RunCurves(name or self.folder.name, self.records(), _lowest_loss(config), _score_name(config))
+
+    def draw(self) -> None:
         """Writes samples.md and curves.png anew from the records."""
         if not is_main_process():
             return
         write_whole(self.folder / "samples.md", samples_page(self.records("validation")))
-        from transformer_jax.plots import draw_curves
-
-        draw_curves(self.folder / "curves.png", self.records(), lowest_loss)
+        draw_curves(self.folder / "curves.png", [self.curves()])
 
     def close(self) -> None:
         if self._events is not None:
@@ -117,23 +123,19 @@ class RunFolder:
             self._events = None
 
 
-def samples_page(records: list[Record]) -> str:
-    """The fixed sentences, each with its translation after every evaluation, one under the other."""
-    stages = [r for r in records if r.get("samples")]
-    if not stages:
-        return "No sentence was translated during this run.\n"
-    lines = ["# Samples", ""]
-    for n, (source, _) in enumerate(stages[-1]["samples"]):
-        lines += [f"## {_code(source)}", "", "| step | translation |", "|---:|---|"]
-        lines += [f"| {r['step']} | {_in_table(_code(r['samples'][n][1]))} |" for r in stages if n < len(r["samples"])]
-        lines.append("")
-    return "\n".join(lines)
+def _lowest_loss(config: Record) -> float | None:
+    """The floor of the loss that a config.json asks for; None where it does not say, as one of another program."""
+    try:
+        vocab_size, train = config["model"]["vocab_size"], config["train"]
+        return (
+            lowest_loss(vocab_size, train["label_smoothing"], train.get("smoothing", "all")) if vocab_size > 0 else None
+        )
+    except (KeyError, TypeError):
+        return None
 
 
-def _code(text: str) -> str:
-    """On one line, in type that shows every character as it is."""
-    return "`" + re.sub("[\r\n]", " ", text).replace("`", "'") + "`" if text else ""
-
-
-def _in_table(text: str) -> str:
-    return text.replace("|", "\\|")
+def _score_name(config: Record) -> str:
+    try:
+        return METRIC_NAMES[config["decode"]["metric"]]
+    except (KeyError, TypeError):
+        return ""

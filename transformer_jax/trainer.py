@@ -32,14 +32,13 @@ from transformer_jax.cleaning import describe_report
 from transformer_jax.config import DataConfig, RunConfig, to_json
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation import loss_of, per_token, score_translations
-from transformer_jax.loss import lowest_loss
 from transformer_jax.model import Transformer
 from transformer_jax.model_folder import save_model
 from transformer_jax.optimizer import adam
 from transformer_jax.packing import make_layout
 from transformer_jax.progress import Progress
 from transformer_jax.run_data import Texts, find_tokenizer, read_texts, to_tokens, training_pairs
-from transformer_jax.run_folder import RunFolder
+from transformer_jax.run_folder import METRIC_NAMES, RunFolder
 from transformer_jax.run_model import (
     check_devices,
     check_lengths,
@@ -54,7 +53,6 @@ from transformer_jax.training import StepLog, TrainState, init_params, make_loss
 from transformer_jax.translator import Translator
 
 Resume = Literal["auto", "never"]
-METRIC_NAMES = {"bleu": "BLEU", "exact": "exact match"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,6 +201,8 @@ class Trainer:
                 over = step == c.steps or caught or self._patience_is_over(best)
                 if step % c.checkpoint_every == 0 or over:
                     self._save(state, self.batches.position(step), best)
+                if over and not self._is_evaluated(step):
+                    self.folder.draw()  # curves of what was learned since, or in a run without evaluations
             stopped_by = caught[0] if caught and step < c.steps else None
             averaged = [r for r in self.folder.records("average") if r["step"] == step]
             if c.average_last > 1 and not stopped_by and not averaged:
@@ -272,6 +272,7 @@ class Trainer:
                 "train",
                 step,
                 **values,
+                epoch=step * self.config.data.readings / self.batches.batches_per_epoch,
                 rate=rate,
                 gradient_norm=float(log.gradient_norm),
                 target_tokens_per_second=speed,
@@ -321,7 +322,7 @@ class Trainer:
             best.evaluations_since += 1
         record["seconds"] = time.monotonic() - began
         self.folder.write("validation" if averaged is None else "average", step, **record)
-        self.folder.draw(self._lowest_loss())
+        self.folder.draw()
         progress.pause(time.monotonic() - began)
         if score is not None:
             self.say(
@@ -382,9 +383,6 @@ class Trainer:
     def _score(self, translator: Translator, sources: list[str], references: list[str]) -> dict[str, Any]:
         outputs = [t.text for t in translator.translate(sources)]
         return dataclasses.asdict(score_translations(outputs, references, self.config.data.target_lang))
-
-    def _lowest_loss(self) -> float:
-        return lowest_loss(self.config.model.vocab_size, self.config.train.label_smoothing, self.config.train.smoothing)
 
     def _save_model(self, params: Any) -> None:
         if is_main_process():

@@ -1,0 +1,55 @@
+"""The notebook runs from its first cell to its last, with a training of a few steps, and says what it should."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+NOTEBOOK = ROOT / "notebooks" / "transformer_from_the_paper.ipynb"
+LARGEST = 300_000  # bytes, with its outputs
+
+
+def execute(**environment: str) -> Any:
+    for needed in ("nbformat", "nbclient", "ipykernel"):
+        pytest.importorskip(needed)
+    spec = importlib.util.spec_from_file_location("execute", ROOT / "notebooks" / "execute.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.execute(**environment)
+
+
+def printed(cell: Any) -> str:
+    """What a cell has written to standard output, and its last value."""
+    texts = [output.get("text", "") for output in cell.outputs if output.get("name") == "stdout"]
+    return "".join(texts + [output.data.get("text/plain", "") for output in cell.outputs if "data" in output])
+
+
+def test_it_runs_and_its_blocks_are_the_packages() -> None:
+    quick = {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    cells = [cell for cell in execute(NOTEBOOK_STEPS="3", **quick).cells if cell.cell_type == "code"]
+    text = "\n".join(map(printed, cells))
+    differences = [float(x) for x in re.findall(r"largest difference ([\d.e-]+)", text)]
+    assert len(differences) == 3  # positions, attention, several heads
+    assert max(differences) < 1e-6
+    assert re.search(r"all +930,944", text)
+    assert "2,000 days that it has never seen are right" in text
+    assert "layer 2 head 4" in text
+    assert "2021-02-30  ->" in text
+    pictures = [output for cell in cells for output in cell.outputs if "image/png" in output.get("data", {})]
+    assert len(pictures) == 6  # positions, masks, loss, rate, curves, maps
+
+
+def test_it_is_small_and_its_outputs_are_those_of_one_run_in_order() -> None:
+    assert NOTEBOOK.stat().st_size < LARGEST
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    counts = [cell["execution_count"] for cell in cells if cell["cell_type"] == "code"]
+    assert counts in ([None] * len(counts), list(range(1, len(counts) + 1)))
+    assert not [output for cell in cells for output in cell.get("outputs", []) if output["output_type"] == "error"]

@@ -1,0 +1,72 @@
+"""samples.md: the same sentences after each evaluation, side by side and one under the other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+Record = dict[str, Any]
+
+MOST_COLUMNS = 5
+"""Evaluations side by side: more would leave a sentence too little width."""
+
+
+def samples_page(records: list[Record]) -> str:
+    """A page in Markdown of a run's records of evaluations, in order.
+
+    First a table with a row for each sentence and a column for some evaluations: the first, the last, the best, and
+    others between them. Then for each sentence all evaluations, those that agree in one line.
+    """
+    stages = [r for r in records if r.get("samples")]
+    if not stages:
+        return "No sentence was translated during this run.\n"
+    best = _best(stages)
+    shown = choose_stages(len(stages), best)
+    heads = [f"step {stages[i]['step']:,}{' (best)' if i == best else ''}" for i in shown]
+    lines = ["# Samples", "", "## Side by side", ""]
+    lines += [f"| source | {' | '.join(heads)} |", "|---|" + "---|" * len(shown)]
+    sources = [source for source, _ in stages[-1]["samples"]]
+    for n, source in enumerate(sources):
+        lines.append(f"| {' | '.join([_cell(source), *(_cell(_translation(stages[i], n)) for i in shown)])} |")
+    lines += ["", "## Every evaluation", ""]
+    for n, source in enumerate(sources):
+        lines += [f"### {_code(source)}", "", "| step | translation |", "|---:|---|"]
+        for translation, alike in groupby(stages, key=lambda stage: _translation(stage, n)):
+            steps = [stage["step"] for stage in alike]
+            span = f"{steps[0]:,}" if len(steps) == 1 else f"{steps[0]:,} to {steps[-1]:,}"
+            lines.append(f"| {span} | {_cell(translation)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def choose_stages(n_stages: int, best: int | None, most: int = MOST_COLUMNS) -> list[int]:
+    """Which of so many stages stand side by side: the first, the best, the last, and between the first and the next as
+    many as fit, for that is where most changes: each half as far along as the one after it."""
+    if n_stages <= most:
+        return list(range(n_stages))
+    chosen = {0, n_stages - 1} | ({best} if best is not None else set())
+    while len(chosen) < most and (place := min(chosen - {0}) // 2) > 0:
+        chosen.add(place)
+    return sorted(chosen)
+
+
+def _best(stages: Sequence[Record]) -> int | None:
+    """The first of the highest score, whose model the run keeps; None where nothing was scored."""
+    scores = [stage["score"] for stage in stages if isinstance(stage.get("score"), int | float)]
+    return scores.index(max(scores)) if len(scores) == len(stages) else None
+
+
+def _translation(stage: Record, n: int) -> str:
+    """Of sentence n, or nothing where the run was gone on with after more sentences were asked for."""
+    return stage["samples"][n][1] if n < len(stage["samples"]) else ""
+
+
+def _code(text: str) -> str:
+    """On one line, in type that shows every character as it is."""
+    return "`" + re.sub("[\r\n]", " ", text).replace("`", "'") + "`" if text else ""
+
+
+def _cell(text: str) -> str:
+    return _code(text).replace("|", "\\|")
