@@ -10,9 +10,12 @@ import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from browser import Browser
 
 N_DEVICES = 8
 ROOT = Path(__file__).resolve().parents[1]
@@ -80,3 +83,12 @@ def shared_dir() -> Path:
     if not path.is_dir():
         pytest.skip(f"{path} is not there: this test needs its data")
     return path
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A headless Chromium for pages; see browser.py."""
+    from browser import open_browser
+
+    with open_browser() as started:
+        yield started
