@@ -128,7 +128,7 @@ def test_a_wrong_command_would_be_seen(text: str) -> None:
 
 
 def test_commands_are_taken_apart_as_a_shell_does() -> None:
-    text = "#!/bin/sh\nA=1 python train.py \\\n  --name 'a b'  # it's a name\necho hello you | transformer-jax x && pip y\n"
+    text = "#!/bin/sh\nA=1 python train.py \\\n --name 'a b'  # it's a\necho hello you | transformer-jax x && pip y\n"
     assert list(commands_of(text)) == [
         Command(("python", "train.py", "--name", "a b"), None, ("A=1",)),
         Command(("transformer-jax", "x"), "hello you\n"),
