@@ -31,7 +31,7 @@ from transformer_jax import cli
 from transformer_jax.run_options import parse_options
 
 ROOT = Path(__file__).resolve().parents[1]
-DATES = ROOT / "configs" / "dates.py"
+DATES, TEXT = ROOT / "configs" / "dates.py", ROOT / "configs" / "multi30k_tutorial.py"
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 SHELL = ("", "sh", "bash", "console")
 FENCE = re.compile(
@@ -46,7 +46,7 @@ SMALL_MODEL = (
 )
 SMALL_RUN = (
     *("--train.steps", "2", "--train.evaluate-every", "None", "--train.checkpoint-every", "1"),
-    *("--data.limit", "48", "--data.vocab-size", "90", *SMALL_MODEL),
+    *("--data.limit", "48", "--data.vocab-size", "80", *SMALL_MODEL),
 )
 
 
@@ -140,7 +140,7 @@ def read(command: Command) -> None:
     program, *arguments = command.words
     if program == "python" and arguments[0] == "train.py":
         given = [word for word in arguments[1:] if word != "--help"]
-        parse_options([str(DATES) if word in ("...", "FILE") else word for word in given], DATES)
+        parse_options([str(TEXT) if word in ("...", "FILE") else word for word in given], DATES)
     elif program == "python":
         read_by_argparse(load(ROOT / arguments[0]).main, arguments[1:], command)
     elif program == "transformer-jax":
@@ -197,8 +197,9 @@ WORDS = (
 )
 
 
-def write_lines(path: Path, n_lines: int = 64) -> None:
-    """Lines of words for .en and .de, dates for what has dates in its name."""
+def write_lines(path: Path) -> None:
+    """Lines of words for .en and .de, dates for what has dates in its name; more of them where a model trains on it."""
+    n_lines = 64 if path.name.startswith(("train", "my", "mono", "back")) else 8
     rng = np.random.default_rng(len(path.name))
     if "dates" in path.name:
         lines = [f"19{year:02}-05-10" for year in range(10, 13)]
@@ -245,6 +246,7 @@ class World:
             return
         words = list(command.words)
         is_training = words[:2] == ["python", "train.py"]
+        shutil.rmtree(self.folder / "OUT", ignore_errors=True)  # a new folder each time
         for n, word in enumerate(words):
             if n and words[n - 1] == "--output":
                 words[n] = "FILE.out" if word == "FILE" else word
@@ -270,15 +272,16 @@ class World:
         model = self.models.named(word)
         if model is not None:
             shutil.copytree(model, path)
-        elif word == "FILE" or re.fullmatch(r"[\w.]+\.(en|de|txt)", word):
+        elif word == "FILE" or re.fullmatch(r"[\w.-]+\.(en|de|txt)", word):
             write_lines(path)
 
     def train(self, arguments: list[str], command: Command) -> None:
-        small = [*SMALL_RUN]
-        if not command.variables and "--train.n-devices" not in arguments:
+        small = [*(SMALL_MODEL if "--dry-run" in arguments else SMALL_RUN)]
+        if not {"--dry-run", "--train.n-devices"} & {*arguments} and not command.variables:
             small += ["--train.n-devices", "1"]
         if "..." in arguments:
-            arguments[arguments.index("...")] = "configs/multi30k_tutorial.py"
+            arguments[arguments.index("...")] = str(TEXT)
+            small += ["--data.test-split", "None"]
         assert load(ROOT / "train.py").main([*arguments, *small]) == 0, command
 
     def use(self, arguments: list[str], command: Command) -> None:
