@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,9 +21,11 @@ LEFT, RIGHT, TOP, BOTTOM = 64, 12, 14, 44
 
 def masks() -> str:
     """Who may look at whom, in the four uses of the masks."""
+    import jax.numpy as jnp
+
     from transformer_jax.attention import segment_mask
 
-    source, target, row = np.array([[1, 1, 1, 0]]), np.array([[1, 1, 1, 1]]), np.array([[1, 1, 1, 2, 2, 0]])
+    source, target, row = (jnp.array([row]) for row in ([1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 1, 2, 2, 0]))
     words, written = ["A", "frog", "end", "pad"], ["start", "Ein", "Frosch", "."]
     packed = ["start", "Ja", ".", "start", "Nein", "pad"]
     return _figure(
@@ -37,18 +39,18 @@ def masks() -> str:
 
 def schedule() -> str:
     """Eq. 3 for three models, and with a linear fall at the end as configs/dates.py has it."""
+    import jax.numpy as jnp
+
     from transformer_jax.config import TrainConfig
     from transformer_jax.optimizer import learning_rate, paper_rate
 
-    steps = np.arange(1, 20_001, 20)
+    steps = np.arange(1, 20_001, 40)
     lines = [
-        Line(f"d_model {d_model}, {warmup:,} steps of warm-up", steps, np.asarray(paper_rate(d_model, warmup)(steps)))
+        Line(f"d_model {d_model}, {warmup:,} steps of warm-up", steps, paper_rate(d_model, warmup)(jnp.asarray(steps)))
         for d_model, warmup in ((512, 4_000), (512, 8_000), (1024, 4_000))
     ]
-    falling = TrainConfig(steps=20_000, warmup_steps=4_000, decay_fraction=0.25)
-    lines.append(
-        Line("the first, falling over the last quarter", steps, np.asarray(learning_rate(falling, 512)(steps)))
-    )
+    falling = learning_rate(TrainConfig(steps=20_000, warmup_steps=4_000, decay_fraction=0.25), d_model=512)
+    lines.append(Line("the first, falling over the last quarter", steps, falling(jnp.asarray(steps))))
     return _figure("Learning rate by step.", _chart(lines, "step", "rate"))
 
 
@@ -68,7 +70,8 @@ def embedding_start() -> str:
 class Line(NamedTuple):
     name: str
     x: np.ndarray
-    y: np.ndarray
+    y: Any
+    """As long as x, of numpy or jax."""
     dashed: bool = False
 
 
@@ -123,7 +126,7 @@ def _chart(lines: Sequence[Line], x_name: str, y_name: str) -> str:
         parts.append(f'<text x="{x_at(x):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{x:,g}</text>')
     parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 8}" text-anchor="end">{escape(x_name)}</text>')
     for n, line in enumerate(lines):
-        points = " ".join(f"{x_at(x):.1f},{y_at(y):.1f}" for x, y in zip(line.x, line.y, strict=True))
+        points = " ".join(f"{x_at(x):.1f},{y_at(y):.1f}" for x, y in zip(line.x.tolist(), line.y.tolist(), strict=True))
         kind = "line dashed" if line.dashed else f"line line{n}"
         parts.append(f'<polyline class="{kind}" points="{points}"/>')
         y = HEIGHT + 18 * n + 6

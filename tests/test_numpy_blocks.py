@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import math
 import sys
@@ -113,40 +112,43 @@ def drawn(module: Any, *arguments: Any, **options: Any) -> Any:
     """The module's parameters, none of them zero or one."""
     shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), *arguments, **options))["params"]
     leaves, tree = jax.tree.flatten(shapes)
-    return jax.tree.unflatten(tree, [random(*leaf.shape, seed=n) / 2 for n, leaf in enumerate(leaves)])
+    return jax.tree.unflatten(tree, [jnp.asarray(random(*leaf.shape, seed=n)) / 2 for n, leaf in enumerate(leaves)])
 
 
-def test_encoder_and_decoder_layer_with_all_that_is_in_them() -> None:
-    x, memory, segments = random(5, 8), random(4, 8, seed=1), jnp.array([[1, 1, 1, 0]])
-    mask = attention.segment_mask(segments, segments)
+def test_encoder_layer_with_all_that_is_in_it() -> None:
+    x, segments = random(4, 8), jnp.array([[1, 1, 1, 0]])
+    given = jnp.asarray(x)[None], attention.segment_mask(segments, segments)
     layer = EncoderLayer(CONFIG)
-    params = drawn(layer, memory[None], mask, deterministic=True)
-    ours = layer.apply({"params": params}, memory[None], mask, deterministic=True)
-    np.testing.assert_allclose(ours[0], blocks.encoder_layer(params, memory, np.asarray(mask)[0, 0], 2), atol=1e-5)
-
-    decoder, self_mask = DecoderLayer(dataclasses.replace(CONFIG, d_ff=10)), attention.causal_mask(5)[None, None]
-    memory_mask = attention.segment_mask(jnp.ones((1, 5), jnp.int32), segments)
-    projected = (jnp.zeros((1, 2, 4, 4)),) * 2
-    params = drawn(decoder, x[None], self_mask, projected, memory_mask)
-    # Made outside of the layer, once for a sentence: the same parameters, its cross-attention's.
-    cross = attention.MultiHeadAttention(CONFIG)
-    projected = cross.apply({"params": params["cross_attention"]}, memory[None], method="keys_values")
-    ours, _ = decoder.apply({"params": params}, x[None], self_mask, projected, memory_mask)
-    mine = blocks.decoder_layer(params, x, memory, blocks.causal_mask(5), np.asarray(memory_mask)[0, 0], 2)
+    params = drawn(layer, *given, deterministic=True)
+    ours = layer.apply({"params": params}, *given, deterministic=True)
+    mine = blocks.encoder_layer(to_numpy(params), x, np.asarray(given[1])[0, 0], n_heads=2)
     np.testing.assert_allclose(ours[0], mine, atol=1e-5)
 
 
-def drawn_embedding() -> tuple[Any, Any]:
-    module = layers.Embedding(CONFIG, 7)
-    return module, {"params": {"table": random(7, 8)}}
+def test_decoder_layer_with_all_that_is_in_it() -> None:
+    x, memory, segments = random(5, 8), random(4, 8, seed=1), jnp.array([[1, 1, 1, 0]])
+    self_mask = attention.causal_mask(5)[None, None]
+    memory_mask = attention.segment_mask(jnp.ones((1, 5), jnp.int32), segments)
+    layer, cross = DecoderLayer(CONFIG), attention.MultiHeadAttention(CONFIG)
+    params = drawn(layer, jnp.asarray(x)[None], self_mask, (jnp.zeros((1, 2, 4, 4)),) * 2, memory_mask)
+    # Keys and values of the memory are made once for a sentence, outside of the layer, by its cross-attention.
+    of_cross = {"params": params["cross_attention"]}
+    keys_values = cross.apply(of_cross, jnp.asarray(memory)[None], method="keys_values")
+    ours, _ = layer.apply({"params": params}, jnp.asarray(x)[None], self_mask, keys_values, memory_mask)
+    masks = blocks.causal_mask(5), np.asarray(memory_mask)[0, 0]
+    np.testing.assert_allclose(ours[0], blocks.decoder_layer(to_numpy(params), x, memory, *masks, 2), atol=1e-5)
+
+
+def to_numpy(params: Any) -> Any:
+    return jax.tree.map(np.asarray, params)
 
 
 def test_embedding_and_logits() -> None:
-    module, params = drawn_embedding()
-    ids, x = np.array([[3, 0, 6]]), random(1, 3, 8, seed=1)
-    table = params["params"]["table"]
+    module, table = layers.Embedding(CONFIG, 7), random(7, 8)
+    params, ids, x = {"params": {"table": jnp.asarray(table)}}, np.array([[3, 0, 6]]), random(1, 3, 8, seed=1)
     np.testing.assert_allclose(module.apply(params, jnp.asarray(ids)), blocks.embed(table, ids), atol=1e-6)
-    np.testing.assert_allclose(module.apply(params, x, method="logits"), blocks.logits(table, x), atol=1e-5)
+    ours = module.apply(params, jnp.asarray(x), method="logits")
+    np.testing.assert_allclose(ours, blocks.logits(table, x), atol=1e-5)
 
 
 @pytest.mark.parametrize("d_model", [8, 512])
@@ -164,7 +166,7 @@ def test_fewest_slots(n_shapes: int) -> None:
 
 
 def test_paper_rate() -> None:
-    ours = optimizer.paper_rate(256, 300)(np.array([1, 299, 300, 301, 5000]))
+    ours = optimizer.paper_rate(256, 300)(jnp.array([1, 299, 300, 301, 5000]))
     np.testing.assert_allclose(ours, [blocks.paper_rate(n, 256, 300) for n in (1, 299, 300, 301, 5000)], rtol=1e-5)
 
 
