@@ -58,6 +58,13 @@ def test_a_block_says_what_becomes_of_it(block: Block) -> None:
     assert (block.kind == "shown") == bool(block.reason), "shown needs a reason, run needs none"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_stand_in_fences_at_the_margin(page: Path) -> None:
+    """Others would not be found here."""
+    outside = documented.FENCE.sub("", page.read_text(encoding="utf-8"))
+    assert not re.findall(rf"^ +(?:```|{'|'.join(PROGRAMS)}).*", outside, re.MULTILINE)
+
+
 def test_the_pages_have_commands() -> None:
     """So that a change of style does not make these tests empty."""
     assert sum(len(list(commands_of(b.text))) for b in SHELL if b.kind == "run") >= 25
