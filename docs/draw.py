@@ -15,8 +15,8 @@ import numpy as np
 
 HERE = Path(__file__).parent
 CELL, GAP = 22, 3
-WIDTH, HEIGHT = 640, 260
-LEFT, RIGHT, TOP, BOTTOM = 64, 12, 14, 44
+WIDTH, HEIGHT = 480, 240
+LEFT, RIGHT, TOP, BOTTOM = 52, 16, 14, 44
 
 
 def masks() -> str:
