@@ -285,8 +285,13 @@ class World:
         assert load(ROOT / "train.py").main([*arguments, *small]) == 0, command
 
     def use(self, arguments: list[str], command: Command) -> None:
-        if "--last" in arguments:  # of the three checkpoints that there are
+        # The runs that there are have three checkpoints.
+        if "--last" in arguments:
             arguments[arguments.index("--last") + 1] = "2"
+        if "--steps" in arguments:
+            first = arguments.index("--steps") + 1
+            last = next((n for n, word in enumerate(arguments) if n >= first and not word.isdigit()), len(arguments))
+            arguments[first:last] = ["1", "2", "3"][: last - first]
         if arguments[0] in ("translate", "score", "evaluate") and "--devices" not in arguments:
             arguments += ["--devices", "1"]
         assert cli._dispatch(arguments) == 0, command
