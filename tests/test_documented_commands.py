@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import documented
+import jax
 import pytest
 from documented import PAGES, ROOT, SMALL_RUN, Block, Command, Models, World, blocks_of, commands_of, inline_code, read
 
@@ -180,7 +181,26 @@ def test_marks_and_fences_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Most of these small models are alike: their programs are kept on disk for as long as these tests run."""
+    from jax.experimental.compilation_cache.compilation_cache import reset_cache
+
+    names = ("jax_enable_compilation_cache", "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: getattr(jax.config, name) for name in names}
+    folder = str(tmp_path_factory.mktemp("programs"))
+    reset_cache()
+    for name, value in zip(names, (True, folder, 0.2), strict=True):
+        jax.config.update(name, value)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", folder)  # the programs choose no other
+        yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    reset_cache()
+
+
+@pytest.fixture(scope="module")
+def models(compiled_once: None, tmp_path_factory: pytest.TempPathFactory) -> Models:
     from transformer_jax.convert import convert
 
     folder = tmp_path_factory.mktemp("models")
@@ -210,7 +230,6 @@ def done() -> set[Command]:
 @pytest.fixture
 def world(tmp_path: Path, models: Models, done: set[Command], monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "xla"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     return World(tmp_path, models, done)
 
