@@ -1,4 +1,4 @@
-"""The command line: `transformer-jax translate | score | evaluate | convert | average | explain | plot | heads | ...`."""
+"""The command line: `transformer-jax translate | score | evaluate | convert | average | explain | plot | ...`."""
 
 from __future__ import annotations
 
