@@ -52,7 +52,7 @@ def details(browser: Browser) -> list[tuple[str, float]]:
 
 def expected(weights: np.ndarray, labels: tuple[str, ...]) -> list[tuple[str, float]]:
     order = sorted(range(len(weights)), key=lambda n: -weights[n])[:5]
-    return [(labels[n], float(weights[n])) for n in order if weights[n] > 0]
+    return [(labels[n], float(weights[n])) for n in order if weights[n] >= 0.5e-4]
 
 
 def assert_lists(browser: Browser, weights: np.ndarray, labels: tuple[str, ...]) -> None:
