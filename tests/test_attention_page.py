@@ -52,13 +52,13 @@ def details(browser: Browser) -> list[tuple[str, float]]:
 
 def expected(weights: np.ndarray, labels: tuple[str, ...]) -> list[tuple[str, float]]:
     order = sorted(range(len(weights)), key=lambda n: -weights[n])[:5]
-    return [(labels[n], round(float(weights[n]), 4)) for n in order if weights[n] > 0]
+    return [(labels[n], float(weights[n])) for n in order if weights[n] >= 0.5e-4]
 
 
 def assert_lists(browser: Browser, weights: np.ndarray, labels: tuple[str, ...]) -> None:
     shown, wanted = details(browser), expected(weights, labels)
     assert [name for name, _ in shown] == [name for name, _ in wanted]
-    assert [value for _, value in shown] == pytest.approx([value for _, value in wanted], abs=1e-4)
+    assert [value for _, value in shown] == pytest.approx([value for _, value in wanted], abs=1.1e-4)
 
 
 def kind(browser: Browser, name: str) -> None:
@@ -70,7 +70,7 @@ def test_it_opens_with_the_last_layer_and_the_mean_of_the_heads(page: Browser) -
     assert page.text("#target") == FOUND.target
     page.hover(page.find("[data-side=lookers][data-n='2']"))
     assert_lists(page, FOUND.maps.cross_NHTS[-1].mean(axis=0)[2], FOUND.source_tokens)
-    probability = float(np.exp(FOUND.token_log_probs[2]))
+    probability = round(float(np.exp(FOUND.token_log_probs[2])), 4)
     assert f"written with probability {probability:.3f}" in page.text("#detail")
 
 
@@ -85,7 +85,7 @@ def test_each_attention_layer_and_head_shows_its_weights(name: str, page: Browse
         cells = page.run(
             "return [...document.querySelectorAll('#matrix td')].map(e => e.style.getPropertyValue('--w'))"
         )
-        np.testing.assert_allclose(np.asarray(cells, float).reshape(map_TS.shape), map_TS, atol=1e-4)
+        np.testing.assert_allclose(np.asarray(cells, float).reshape(map_TS.shape), map_TS, atol=1.1e-4)
         page.hover(page.find(f"[data-side=lookers][data-n='{len(rows) - 1}']"))
         assert_lists(page, map_TS[-1], columns)
         page.hover(page.find("[data-side=seen][data-n='1']"))
