@@ -156,19 +156,11 @@ class Browser:
 def open_browser() -> Iterator[Browser]:
     """A browser with a profile of its own, light, of desktop size; the test skips where there is none."""
     pytest.importorskip("selenium", reason="selenium is not installed: pages are not tested")
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
     chromium, driver = (next(filter(None, map(shutil.which, names)), None) for names in (CHROMIUM, DRIVER))
     if chromium is None or driver is None:
         pytest.skip(f"{'Chromium' if chromium is None else 'chromedriver'} is not installed: pages are not tested")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     with tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True) as profile:
-        for switch in (*SWITCHES, f"--user-data-dir={profile}"):
-            options.add_argument(switch)
-        started = webdriver.Chrome(options, Service(driver))
+        started = _start(chromium, driver, Path(profile))
         try:
             browser = Browser(started)
             browser.resize(*DESKTOP)
@@ -176,3 +168,23 @@ def open_browser() -> Iterator[Browser]:
             yield browser
         finally:
             started.quit()
+
+
+def _start(chromium: str, driver: str, folder: Path, attempts: int = 2) -> Any:
+    """Selenium's driver. On a machine that is busy the first start may take longer than it waits; the files are read
+    then, and the second is faster."""
+    from selenium import webdriver
+    from selenium.common.exceptions import SessionNotCreatedException
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    for switch in (*SWITCHES, f"--user-data-dir={folder / str(attempts)}"):
+        options.add_argument(switch)
+    try:
+        return webdriver.Chrome(options, Service(driver))
+    except SessionNotCreatedException:
+        if attempts == 1:
+            raise
+        return _start(chromium, driver, folder, attempts - 1)
