@@ -87,9 +87,11 @@ def read_all(text: str) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_within_sentences_are_right_too(page: Path) -> None:
     for code in inline_code(page):
-        if code.startswith(PROGRAMS):
-            # Two words name a program, and ask for no arguments.
-            read_all(f"{code} --help" if len(code.split()) == 2 else code)
+        words = code.split()
+        if code.startswith("python ") and len(words) == 2:  # a program is named, without what it needs
+            assert (ROOT / words[1]).is_file(), f"there is no program {words[1]}"
+        elif code.startswith(PROGRAMS):
+            read_all(f"{code} --help" if len(words) == 2 else code)
 
 
 def known_options() -> set[str]:
