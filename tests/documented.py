@@ -19,7 +19,7 @@ import shlex
 import shutil
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -40,14 +40,21 @@ FENCE = re.compile(
 COMMENT = re.compile(r"<!-- (run|shown)(?:: ([^>]*\S))? -->\s*$")
 NOT_RUN = ("pip", "pytest", "mkdocs", "git", "cd", "jupyter")
 
-SMALL_MODEL = (
-    *("--model.d-model", "16", "--model.n-heads", "2", "--model.d-ff", "16"),
-    *("--model.n-encoder-layers", "1", "--model.n-decoder-layers", "1"),
-)
-SMALL_RUN = (
-    *("--train.steps", "2", "--train.evaluate-every", "None", "--train.checkpoint-every", "1"),
-    *("--data.limit", "48", "--data.vocab-size", "80", "--data.n-buckets", "1", *SMALL_MODEL),
-)
+SMALL_MODEL = {
+    "--model.d-model": "16",
+    "--model.n-heads": "2",
+    "--model.d-ff": "16",
+    "--model.n-encoder-layers": "1",
+    "--model.n-decoder-layers": "1",
+}
+SMALL_RUN = SMALL_MODEL | {
+    "--train.steps": "2",
+    "--train.evaluate-every": "None",
+    "--train.checkpoint-every": "1",
+    "--data.limit": "48",
+    "--data.vocab-size": "80",
+    "--data.n-buckets": "1",
+}
 
 
 @dataclass(frozen=True)
@@ -191,6 +198,13 @@ def load(path: Path) -> ModuleType:
 
 # --- running ------------------------------------------------------------------------------------------------
 
+
+def changed(arguments: Sequence[str], options: Mapping[str, str]) -> list[str]:
+    """The arguments with these options instead of what they say of them."""
+    kept = [w for n, w in enumerate(arguments) if w not in options and (n == 0 or arguments[n - 1] not in options)]
+    return [*kept, *(word for option in options.items() for word in option)]
+
+
 WORDS = (
     *("a", "the", "small", "old", "red", "dog", "frog", "man", "girl", "boy", "tree", "house"),
     *("sits", "runs", "sleeps", "sees", "jumps", "near", "under", "over"),
@@ -276,13 +290,13 @@ class World:
             write_lines(path)
 
     def train(self, arguments: list[str], command: Command) -> None:
-        small = [*(SMALL_MODEL if "--dry-run" in arguments else SMALL_RUN)]
-        if not {"--dry-run", "--train.n-devices"} & {*arguments} and not command.variables:
-            small += ["--train.n-devices", "1"]
+        small = SMALL_MODEL if "--dry-run" in arguments else SMALL_RUN
+        if "--dry-run" not in arguments and not command.variables:
+            small = small | {"--train.n-devices": "1"}
         if "..." in arguments:
             arguments[arguments.index("...")] = str(TEXT)
-            small += ["--data.test-split", "None"]
-        assert load(ROOT / "train.py").main([*arguments, *small]) == 0, command
+            small = small | {"--data.test-split": "None"}
+        assert load(ROOT / "train.py").main(changed(arguments, small)) == 0, command
 
     def use(self, arguments: list[str], command: Command) -> None:
         # The runs that there are have three checkpoints.

@@ -87,9 +87,11 @@ def read_all(text: str) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_within_sentences_are_right_too(page: Path) -> None:
     for code in inline_code(page):
-        if code.startswith(PROGRAMS):
-            # Two words name a program, and ask for no arguments.
-            read_all(f"{code} --help" if len(code.split()) == 2 else code)
+        words = code.split()
+        if code.startswith("python ") and len(words) == 2:  # a program is named, without what it needs
+            assert (ROOT / words[1]).is_file(), f"there is no program {words[1]}"
+        elif code.startswith(PROGRAMS):
+            read_all(f"{code} --help" if len(words) == 2 else code)
 
 
 def known_options() -> set[str]:
@@ -161,6 +163,13 @@ def test_commands_are_taken_apart_as_a_shell_does() -> None:
     ]
 
 
+def test_options_are_made_small_wherever_they_stand() -> None:
+    given = ["--train.steps", "1000", "--name", "x", "--data.limit", "7"]
+    assert documented.changed(given, {"--train.steps": "2", "--data.limit": "3"}) == [
+        *("--name", "x", "--train.steps", "2", "--data.limit", "3")
+    ]
+
+
 def test_marks_and_fences_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documented, "ROOT", tmp_path)
     page = tmp_path / "page.md"
@@ -210,14 +219,15 @@ def models(compiled_once: None, tmp_path_factory: pytest.TempPathFactory) -> Mod
         for language in ("en", "de"):
             documented.write_lines(folder / f"{name}.{language}")
     main = documented.load(ROOT / "train.py").main
-    small = (*SMALL_RUN, "--train.steps", "3", "--train.n-devices", "1")
-    assert main(["--config", str(documented.DATES), "--output", str(folder / "dates"), *small]) == 0
+    small = SMALL_RUN | {"--train.steps": "3", "--train.n-devices": "1"}
+    dates = ["--config", str(documented.DATES), "--output", str(folder / "dates")]
+    assert main(documented.changed(dates, small)) == 0
     text = [
         *("--config", str(documented.TEXT), "--output", str(folder / "text")),
         *("--data.source", str(folder / "train.en"), "--data.target", str(folder / "train.de")),
         *("--data.validation-source", str(folder / "dev.en"), "--data.validation-target", str(folder / "dev.de")),
     ]
-    assert main([*text, *small]) == 0
+    assert main(documented.changed(text, small)) == 0
     return Models(folder / "dates", folder / "text", folder / "hf", marian)
 
 
