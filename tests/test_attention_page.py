@@ -218,8 +218,8 @@ def test_the_picture_is_dark_where_the_weight_is() -> None:
 
 def test_weights_change_the_picture() -> None:
     other = made(["▁A", "▁t", "ul", "ip", "."], ["▁Eine", "▁Tul", "pe", "."], seed=1)
-    assert attention_picture(FOUND) != attention_picture(other)
-    assert attention_picture(FOUND) == attention_picture(FOUND)
+    assert attention_picture(FOUND, 1) != attention_picture(other, 1)
+    assert attention_picture(FOUND, 1) == attention_picture(FOUND, 1)
 
 
 def test_signs_of_mathematics_and_unknown_scripts_are_drawn_as_text(caplog: pytest.LogCaptureFixture) -> None:
