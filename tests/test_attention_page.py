@@ -218,13 +218,14 @@ def test_the_picture_is_dark_where_the_weight_is() -> None:
 
 def test_weights_change_the_picture() -> None:
     other = made(["▁A", "▁t", "ul", "ip", "."], ["▁Eine", "▁Tul", "pe", "."], seed=1)
-    assert attention_picture(FOUND) != attention_picture(other)
-    assert attention_picture(FOUND) == attention_picture(FOUND)
+    assert attention_picture(FOUND, 1) != attention_picture(other, 1)
+    assert attention_picture(FOUND, 1) == attention_picture(FOUND, 1)
 
 
 def test_signs_of_mathematics_and_unknown_scripts_are_drawn_as_text(caplog: pytest.LogCaptureFixture) -> None:
     attention_picture(made(["▁$x^2$", "$", "$\\frac$", "\\"], ["\U00012000"], layers=(1, 1)))
-    assert [record.getMessage()[:44] for record in caplog.records] == ["No font of this machine has some of the char"]
+    ours = [record.getMessage() for record in caplog.records if record.name == "transformer_jax"]
+    assert [message[:44] for message in ours] == ["No font of this machine has some of the char"]
 
 
 def test_a_picture_too_large_to_look_at_is_refused() -> None:

@@ -8,14 +8,11 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformer_jax.cli_options import add_model, add_running, add_search, check_input, load_translator
 from transformer_jax.errors import UserError
 from transformer_jax.line_files import CHUNK, output_file
-
-if TYPE_CHECKING:
-    from transformer_jax.alignment import Word
 
 MAPS = (".png", ".html")
 SHOWN = 3
@@ -136,7 +133,7 @@ def _as_text(found: Any, layer: int | None, head: int | None, step: str) -> list
     return lines
 
 
-def _numbered(words: Sequence[Word]) -> list[str]:
+def _numbered(words: Sequence[Any]) -> list[str]:
     """Words with the numbers that links have."""
     from transformer_jax.explain import labels
 
