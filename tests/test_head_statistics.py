@@ -36,7 +36,8 @@ from transformer_jax.training import init_params, start_from
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
 
-TOKENIZER = CharacterTokenizer(dates().characters)
+TASK = dates()
+TOKENIZER = CharacterTokenizer(TASK.characters)
 MODEL = ModelConfig.tiny(
     TOKENIZER.vocab_size, d_model=16, n_heads=2, d_ff=32, n_encoder_layers=1, n_decoder_layers=2, max_length=32
 )
@@ -133,7 +134,7 @@ def test_models_of_other_tasks_are_refused() -> None:
 
 def test_dates_are_held_out_ones_spread_over_the_years() -> None:
     found = held_out_dates(100)
-    held_out = dates().held_out
+    held_out = TASK.held_out
     assert set(found) <= set(zip(held_out.source, held_out.target, strict=True))
     assert len(set(found)) == 100
     years = [int(source[:4]) for source, _ in found]

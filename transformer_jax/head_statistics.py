@@ -6,6 +6,7 @@ looks there. Row t of a map is the step that writes target token t.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from transformer_jax.array_types import Array, Int
 from transformer_jax.attention import ATTENTION_WEIGHTS
 from transformer_jax.errors import UserError
 from transformer_jax.model import Transformer
-from transformer_jax.tasks import dates
+from transformer_jax.tasks import Task, dates
 from transformer_jax.tokenizer import CharacterTokenizer, Tokenizer
 
 # Places in the source YYYY-MM-DD and its end token.
@@ -112,9 +113,15 @@ def _strongest(
     return jnp.stack([jnp.argmax(weights_BHTS, axis=-1) for weights_BHTS in weights], axis=1)
 
 
+@functools.cache
+def _task() -> Task:
+    """The corpus, which always is the same; making its 73,000 pairs takes longer than asking for its letters."""
+    return dates()
+
+
 def check_task(tokenizer: Tokenizer) -> None:
     """The questions make sense for models of the dates task only; they are known by their alphabet."""
-    if not isinstance(tokenizer, CharacterTokenizer) or tokenizer.unknown_characters("".join(dates().characters)):
+    if not isinstance(tokenizer, CharacterTokenizer) or tokenizer.unknown_characters("".join(_task().characters)):
         raise UserError(
             "The model is not one of the dates task, for which alone it is known where each answer stands; "
             "train one with python train.py."
@@ -123,7 +130,7 @@ def check_task(tokenizer: Tokenizer) -> None:
 
 def held_out_dates(n: int) -> list[tuple[str, str]]:
     """So many of the 2,000 days that no model of the task was trained on, spread evenly over the years."""
-    held_out = dates().held_out
+    held_out = _task().held_out
     total = len(held_out.source)
     if not 1 <= n <= total:
         raise UserError(f"{n} dates are asked for; it must be 1 to {total:,}, as many as are held out.")
