@@ -123,8 +123,9 @@ def draw_map(axis: Any, trained: Pretrained) -> str:
 def draw_loss(axis: Any, curves: RunCurves) -> None:
     found = [(r["step"], r["loss"]) for r in curves.records if r["kind"] == "train"]
     axis.plot(*zip(*found, strict=True), color=ORANGE, lw=2.5)
-    axis.axhline(curves.lowest_loss, color=GREY, linestyle=":", lw=2)
-    axis.text(found[-1][0], curves.lowest_loss + 0.1, "lowest possible", ha="right", fontsize=14, color=GREY)
+    if curves.lowest_loss is not None:
+        axis.axhline(curves.lowest_loss, color=GREY, linestyle=":", lw=2)
+        axis.text(found[-1][0], curves.lowest_loss + 0.1, "lowest possible", ha="right", fontsize=14, color=GREY)
     axis.set_xlabel("step", fontsize=14)
     axis.set_ylabel("loss", fontsize=14)
     axis.tick_params(labelsize=13)

@@ -43,7 +43,8 @@ class Aligner:
         """`layer` and `head` count from 1; left out, they are the last layer and the mean over heads."""
         c = translator.model.config
         check_choice(c.n_decoder_layers, c.n_heads, layer, head, "The decoder")
-        self.translator, self.head, self.step = translator, head, step
+        self.translator, self.head = translator, head
+        self.step: Step = step
         self.by_space = split_by_space(translator.tokenizer, units)
         self._weights = _layer_weights(translator, layer or c.n_decoder_layers)
 
