@@ -2,8 +2,8 @@
 
     python train.py --config configs/multi30k.py --data.dir DIR
 
-DIR holds train, val and test_2016_flickr as .en and .de, plain or .gz. `multi30k_tutorial` is quicker. Sizes, dropout and
-beam after Wu et al. (arXiv 2105.14462); pre-norm, as post-norm does not learn at such a rate (docs/results.md).
+DIR holds train, val and test_2016_flickr as .en and .de, plain or .gz. `multi30k_tutorial` is quicker. Sizes, dropout
+and beam after Wu et al. (arXiv 2105.14462); pre-norm, as post-norm does not learn at such a rate (docs/results.md).
 """
 
 from pathlib import Path
