@@ -103,8 +103,11 @@ def resolve(config: RunConfig, n_devices: int) -> RunConfig:
     return config
 
 
-def describe(config: RunConfig, accelerator: str = "H100", n_devices: int = 8, compiled: bool = True) -> list[str]:
-    """The lines that a dry run prints; the one on memory is of the `compiled` step, which takes a while."""
+def describe(
+    config: RunConfig, accelerator: str = "H100", n_devices: int = 8, *, compiled: bool = True, padding: bool = True
+) -> list[str]:
+    """The lines that a dry run prints. Two of them take a while and can be left out: memory, which is that of the
+    `compiled` step, and `padding`, which is measured on the text."""
     asked = config
     config = resolve(config, n_devices)
     m, data, train = config.model, config.data, config.train
@@ -123,7 +126,7 @@ def describe(config: RunConfig, accelerator: str = "H100", n_devices: int = 8, c
         model_line(m),
         f"batch      {rows:,} rows of {length:,} slots a side, {tokens:,} + {tokens:,} in all ({data.batching}), over "
         f"{n_devices} devices",
-        padding_line(asked),
+        *([padding_line(asked)] if padding else []),
         f"programs   {1 if data.batching == 'packed' else f'at most {data.n_buckets}'} for training",
         f"arithmetic {flops / 1e12:.3g} TFLOP a step, {total}",
         f"time       {seconds:.2g} s a step, {time} on {n_devices} {accelerator} (peak {peak / 1e12:,.0f} TFLOP/s each "
