@@ -291,6 +291,29 @@ def test_mistakes_are_one_sentence(
     assert {path.name for path in tmp_path.iterdir()} == {"one.en", "two.de"}
 
 
-def test_bytes_that_are_no_text_come_through(command: Translator, capfd: pytest.CaptureFixture[str]) -> None:
+def test_bytes_that_are_no_text_come_through(command: Translator, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     assert run("a \udcff dog", "--target", "ein \udcff Hund") == 0
-    assert "Hund" in capfd.readouterr().out
+    assert b"ein \xff Hund" in capfdbinary.readouterr().out
+    assert run("a \udcff dog", "--target", "ein \udcff Hund", "--format", "json") == 0
+    assert json.loads(capfdbinary.readouterr().out.decode("utf-8"))["target"] == "ein ? Hund"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("explain", "--source", "a.en", "--target-file", "a.de", "--output", "a.de"),
+        ("translate", "--input", "a.en", "--output", "./a.en"),
+        ("score", "--source", "a.en", "--target", "a.de", "--output", "a.en"),
+        ("evaluate", "--source", "a.en", "--reference", "a.de", "--output", "a.de"),
+    ],
+)
+def test_no_command_writes_over_what_it_reads(
+    arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.en", "a.de"):
+        Path(name).write_text(f"{name}\n", encoding="utf-8")
+    command, *options = arguments
+    assert cli.run_command(lambda: cli._dispatch([command, "no_model", *options])) == 2
+    assert "is one of the inputs, which would be lost" in capsys.readouterr().err
+    assert [Path(name).read_text(encoding="utf-8") for name in ("a.en", "a.de")] == ["a.en\n", "a.de\n"]

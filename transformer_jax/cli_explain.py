@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from transformer_jax.cli_options import add_model, add_running, add_search, check_input, load_translator
+from transformer_jax.cli_options import add_model, add_running, add_search, check_files, load_translator
 from transformer_jax.errors import UserError
 from transformer_jax.line_files import CHUNK, output_file
 
@@ -75,8 +75,10 @@ def explain_sentence(options: argparse.Namespace) -> int:
         content = _map(options, found)
         with output_file(options.output) as output:
             output.write(content)
+    # JSON is UTF-8 whatever the sentence was; as text, bytes that are none come out as they came in.
+    errors = "replace" if options.format == "json" else "surrogateescape"
     with output_file(None) as output:
-        output.write(f"{_printed(options, found)}\n".encode("utf-8", "surrogateescape"))
+        output.write(f"{_printed(options, found)}\n".encode("utf-8", errors))
         output.flush()
     return 0
 
@@ -87,6 +89,8 @@ def _check_map(path: Path) -> None:
         raise UserError(f"{path} is neither a picture nor a page; end the name with {' or '.join(MAPS)}.")
     if not path.parent.is_dir():
         raise UserError(f"There is no folder {path.parent} to write {path.name} to.")
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; name a file.")
 
 
 def _map(options: argparse.Namespace, found: Any) -> bytes:
@@ -173,7 +177,7 @@ def align_files(options: argparse.Namespace) -> int:
         raise UserError("The links of files come as pharaoh or json; leave out --format text.")
     if options.output is not None and options.output.suffix.lower() in MAPS:
         raise UserError(f"A map is one sentence's; {options.output} would be the links of many.")
-    check_input(options.source, options.target_file)
+    check_files(options.output, options.source, options.target_file)
     sources, targets = read_lines(options.source), read_lines(options.target_file)
     if len(sources) != len(targets):
         raise UserError(

@@ -103,7 +103,12 @@ def load_translator(options: argparse.Namespace, stopwatch: Any = None) -> Any:
     return Translator(transformer, model.params, model.tokenizer, config, mesh, model.suppressed, stopwatch)
 
 
-def check_input(*paths: Path | None) -> None:
-    for path in paths:
-        if path is not None and (path.is_dir() or not path.exists()):
+def check_files(output: Path | None, *inputs: Path | None) -> None:
+    """That the inputs are there, and that the output would not take the place of one."""
+    for path in inputs:
+        if path is None:
+            continue
+        if path.is_dir() or not path.exists():
             raise UserError(f"There is no file {path}.")
+        if output is not None and output.exists() and output.samefile(path) and path.is_file():
+            raise UserError(f"The output {output} is one of the inputs, which would be lost; give it another name.")

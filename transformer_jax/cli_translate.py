@@ -11,14 +11,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from transformer_jax.cli_options import check_input, load_translator
+from transformer_jax.cli_options import check_files, load_translator
 from transformer_jax.errors import UserError
 from transformer_jax.line_files import input_chunks, output_file
 
 
 def translate(options: argparse.Namespace) -> int:
     """One line in, one line out; with n-best lists, the format says how several come out."""
-    check_input(options.input)
+    check_files(options.output, options.input)
     if (options.input is None and sys.stdin is None) or (options.output is None and sys.stdout is None):
         raise UserError("Standard input or output is closed; name files with --input and --output.")
     if options.format == "text" and (options.n_best or 1) > 1:
@@ -99,7 +99,7 @@ def _count_lines(path: Path) -> int | None:
 
 def score(options: argparse.Namespace) -> int:
     """A line of scores for each pair of lines."""
-    sources, targets = _read_pairs(options.source, options.target)
+    sources, targets = _read_pairs(options.source, options.target, options.output)
     translator = load_translator(options)
     with output_file(options.output) as output:
         for number, found in enumerate(translator.score(sources, targets), start=1):
@@ -116,7 +116,7 @@ def evaluate(options: argparse.Namespace) -> int:
 
     if (options.n_best or 1) > 1:
         raise UserError("Only the best of each line is scored; leave out --n-best.")
-    sources, references = _read_pairs(options.source, options.reference)
+    sources, references = _read_pairs(options.source, options.reference, options.output)
     translator = load_translator(options)
     language = options.target_lang or getattr(translator.tokenizer, "target_lang", None) or "en"
     with contextlib.nullcontext() if options.output is None else output_file(options.output) as output:
@@ -138,10 +138,10 @@ def evaluate(options: argparse.Namespace) -> int:
     return 0
 
 
-def _read_pairs(source: Path, target: Path) -> tuple[list[str], list[str]]:
+def _read_pairs(source: Path, target: Path, output: Path | None) -> tuple[list[str], list[str]]:
     from transformer_jax.corpus import read_lines
 
-    check_input(source, target)
+    check_files(output, source, target)
     sources, targets = read_lines(source), read_lines(target)
     if len(sources) != len(targets):
         raise UserError(f"{source} has {len(sources)} lines and {target} has {len(targets)}; they must be as many.")
