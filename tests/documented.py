@@ -12,7 +12,6 @@ kind of block: the names of extras and of test files are checked.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import io
 import re
 import shlex
@@ -22,10 +21,10 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
+from programs import load_program
 
 from transformer_jax import cli
 from transformer_jax.run_options import parse_options
@@ -149,7 +148,7 @@ def read(command: Command) -> None:
         given = [word for word in arguments[1:] if word != "--help"]
         parse_options([str(TEXT) if word in ("...", "FILE") else word for word in given], DATES)
     elif program == "python":
-        read_by_argparse(load(ROOT / arguments[0]).main, arguments[1:], command)
+        read_by_argparse(load_program(ROOT / arguments[0]).main, arguments[1:], command)
     elif program == "transformer-jax":
         if arguments:
             read_by_argparse(lambda: cli._dispatch(arguments), arguments, command)
@@ -183,17 +182,6 @@ def read_by_argparse(main: Callable[[], object], arguments: Sequence[str], comma
                 return
             raise AssertionError(f"{command}: {complaint.getvalue()}") from stop
     raise AssertionError(f"{command}: its parser was not asked")
-
-
-def load(path: Path) -> ModuleType:
-    assert path.is_file(), f"there is no program {path.relative_to(ROOT)}"
-    spec = importlib.util.spec_from_file_location(f"documented_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 # --- running ------------------------------------------------------------------------------------------------
@@ -275,7 +263,7 @@ class World:
             patch.setattr(sys, "argv", words[1:])
             small = ["--steps", "2", "--evaluate-every", "2"] if words[1].endswith("embedding_start.py") else []
             patch.setattr(sys, "argv", [*words[1:], *small])
-            assert not load(ROOT / words[1]).main(), command
+            assert not load_program(ROOT / words[1]).main(), command
         self.done.add(command)
 
     def provide(self, word: str) -> None:
@@ -296,7 +284,7 @@ class World:
         if "..." in arguments:
             arguments[arguments.index("...")] = str(TEXT)
             small = small | {"--data.test-split": "None"}
-        assert load(ROOT / "train.py").main(changed(arguments, small)) == 0, command
+        assert load_program(ROOT / "train.py").main(changed(arguments, small)) == 0, command
 
     def use(self, arguments: list[str], command: Command) -> None:
         # The runs that there are have three checkpoints.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
+from programs import load_program
 
 from transformer_jax.alignment import Word, link, pharaoh, rows_of_tokens, word_weights, words_of
 
@@ -91,13 +90,7 @@ def test_pharaoh_counts_from_zero_source_first() -> None:
 
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("benchmark_alignment", ROOT / "benchmarks" / "alignment.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_program(ROOT / "benchmarks" / "alignment.py")
 
 
 def test_agreement_counts_sure_and_possible_links_as_och_and_ney_do(benchmark: ModuleType) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import http.server
-import importlib.util
 import re
 import threading
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 from browser import DESKTOP, PHONE, Browser
+from programs import load_program
 
 pytest.importorskip("material", reason="mkdocs-material is not installed: the site is not built")
 
@@ -22,12 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def load_hooks() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_program(ROOT / "docs" / "hooks.py")
 
 
 hooks = load_hooks()

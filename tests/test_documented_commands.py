@@ -14,6 +14,7 @@ import documented
 import jax
 import pytest
 from documented import PAGES, ROOT, SMALL_RUN, Block, Command, Models, World, blocks_of, commands_of, inline_code, read
+from programs import load_program
 
 from transformer_jax import cli
 from transformer_jax.errors import UserError
@@ -107,7 +108,7 @@ def known_options() -> set[str]:
         raise documented.Parsed
 
     programs: list[Any] = [lambda: cli._dispatch([])]
-    programs += [documented.load(path).main for path in sorted((ROOT / "benchmarks").glob("*.py"))]
+    programs += [load_program(path).main for path in sorted((ROOT / "benchmarks").glob("*.py"))]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(argparse._ActionsContainer, "add_argument", note)
         patch.setattr(argparse.ArgumentParser, "parse_args", stop)
@@ -218,7 +219,7 @@ def models(compiled_once: None, tmp_path_factory: pytest.TempPathFactory) -> Mod
     for name in ("train", "dev"):
         for language in ("en", "de"):
             documented.write_lines(folder / f"{name}.{language}")
-    main = documented.load(ROOT / "train.py").main
+    main = load_program(ROOT / "train.py").main
     small = SMALL_RUN | {"--train.steps": "3", "--train.n-devices": "1"}
     dates = ["--config", str(documented.DATES), "--output", str(folder / "dates")]
     assert main(documented.changed(dates, small)) == 0

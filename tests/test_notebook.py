@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import load_program
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOK = ROOT / "notebooks" / "transformer_from_the_paper.ipynb"
@@ -18,12 +18,7 @@ LARGEST = 300_000  # bytes, with its outputs
 def execute(**environment: str) -> Any:
     for needed in ("nbformat", "nbclient", "ipykernel"):
         pytest.importorskip(needed)
-    spec = importlib.util.spec_from_file_location("execute", ROOT / "notebooks" / "execute.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.execute(**environment)
+    return load_program(ROOT / "notebooks" / "execute.py").execute(**environment)
 
 
 def printed(cell: Any) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from programs import load_program
 
 from transformer_jax import attention, averaging, layers, loss, optimizer
 from transformer_jax.batching import bucket_bounds
@@ -29,13 +28,7 @@ CONFIG = ModelConfig(vocab_size=7, d_model=8, n_heads=2, d_ff=12, n_encoder_laye
 
 
 def load_blocks() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("numpy_blocks", DOCS / "numpy_blocks.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_program(DOCS / "numpy_blocks.py")
 
 
 blocks = load_blocks()

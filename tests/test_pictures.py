@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
+from programs import load_program
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES = sorted((ROOT / "docs" / "images").iterdir())
@@ -20,11 +20,7 @@ def test_a_picture_is_small_and_shown(picture: Path) -> None:
 
 
 def test_the_overview_names_files_of_the_package_that_hold_its_blocks() -> None:
-    spec = importlib.util.spec_from_file_location("make_pictures", ROOT / "docs" / "make_pictures.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_program(ROOT / "docs" / "make_pictures.py")
     held = {
         "self-attention": "class MultiHeadAttention",
         "masked self-attention": "def causal_mask",

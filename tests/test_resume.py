@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from programs import load_program
 
 from transformer_jax.cli import run_command
 
@@ -180,14 +181,7 @@ REVERSAL += ["--train.steps", "2", "--train.evaluate-every", "2"]
 
 
 def train_main(arguments: list[str]) -> int:
-    import importlib.util
-
-    spec = importlib.util.spec_from_file_location("train", ROOT / "train.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.main(arguments)
+    return load_program(ROOT / "train.py").main(arguments)
 
 
 @pytest.fixture(scope="module")

@@ -69,5 +69,14 @@ def test_sentences_that_were_added_later_are_empty_before() -> None:
     assert "| `c` |  | `d` |" in page
 
 
+def test_sentences_in_another_order_keep_their_translations() -> None:
+    stages = [
+        {"step": 1, "samples": [["a cat", "eine Katze"], ["a dog", "ein Hund"]]},
+        {"step": 2, "samples": [["a dog", "der Hund"], ["a cat", "die Katze"]]},
+    ]
+    rows = [line for line in samples_page(stages).split("\n") if line.startswith("| `a ")]
+    assert rows == ["| `a dog` | `ein Hund` | `der Hund` |", "| `a cat` | `eine Katze` | `die Katze` |"]
+
+
 def test_a_run_without_samples_says_so() -> None:
     assert "No sentence" in samples_page([{"step": 1, "score": 0.5}])

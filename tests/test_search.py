@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import math
@@ -14,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from programs import load_program
 
 from transformer_jax.best import best, best_of_beams
 from transformer_jax.ensemble import average_log_probs, reorder_each
@@ -882,11 +882,7 @@ def marian(shared_dir: Path) -> Any:
     """A plain numpy reading of a small Marian model, with native Marian's own output."""
     pytest.importorskip("yaml")
     folder = shared_dir / "marian_native"
-    spec = importlib.util.spec_from_file_location("marian_numpy", folder / "scripts" / "marian_numpy.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_program(folder / "scripts" / "marian_numpy.py")
     model = module.Marian(folder / "marian_dates" / "model.npz")
     return model, json.loads((folder / "marian_dates" / "refs.json").read_text(encoding="utf-8"))
 

@@ -108,7 +108,6 @@ def describe(
 ) -> list[str]:
     """The lines that a dry run prints. Two of them take a while and can be left out: memory, which is that of the
     `compiled` step, and `padding`, which is measured on the text."""
-    asked = config
     config = resolve(config, n_devices)
     m, data, train = config.model, config.data, config.train
     rows, length = batch_shape(config)
@@ -126,7 +125,7 @@ def describe(
         model_line(m),
         f"batch      {rows:,} rows of {length:,} slots a side, {tokens:,} + {tokens:,} in all ({data.batching}), over "
         f"{n_devices} devices",
-        *([padding_line(asked)] if padding else []),
+        *([padding_line(config)] if padding else []),
         f"programs   {1 if data.batching == 'packed' else f'at most {data.n_buckets}'} for training",
         f"arithmetic {flops / 1e12:.3g} TFLOP a step, {total}",
         f"time       {seconds:.2g} s a step, {time} on {n_devices} {accelerator} (peak {peak / 1e12:,.0f} TFLOP/s each "

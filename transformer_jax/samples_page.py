@@ -28,12 +28,12 @@ def samples_page(records: list[Record]) -> str:
     lines = ["# Samples", "", "## Side by side", ""]
     lines += [f"| source | {' | '.join(heads)} |", "|---|" + "---|" * len(shown)]
     sources = [source for source, _ in stages[-1]["samples"]]
-    for n, source in enumerate(sources):
-        lines.append(f"| {' | '.join([_cell(source), *(_cell(_translation(stages[i], n)) for i in shown)])} |")
+    for source in sources:
+        lines.append(f"| {' | '.join([_cell(source), *(_cell(_translation(stages[i], source)) for i in shown)])} |")
     lines += ["", "## Every evaluation", ""]
-    for n, source in enumerate(sources):
+    for source in sources:
         lines += [f"### {_code(source)}", "", "| step | translation |", "|---:|---|"]
-        for translation, alike in groupby(stages, key=lambda stage: _translation(stage, n)):
+        for translation, alike in groupby(stages, key=lambda stage: _translation(stage, source)):
             steps = [stage["step"] for stage in alike]
             span = f"{steps[0]:,}" if len(steps) == 1 else f"{steps[0]:,} to {steps[-1]:,}"
             lines.append(f"| {span} | {_cell(translation)} |")
@@ -58,9 +58,9 @@ def _best(stages: Sequence[Record]) -> int | None:
     return scores.index(max(scores)) if len(scores) == len(stages) else None
 
 
-def _translation(stage: Record, n: int) -> str:
-    """Of sentence n, or nothing where the run was gone on with after more sentences were asked for."""
-    return stage["samples"][n][1] if n < len(stage["samples"]) else ""
+def _translation(stage: Record, source: str) -> str:
+    """Of a sentence, or nothing where it was not asked for: a run may go on with other sentences."""
+    return next((translation for asked, translation in stage["samples"] if asked == source), "")
 
 
 def _code(text: str) -> str:
