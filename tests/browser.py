@@ -62,11 +62,19 @@ class Browser:
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": phone}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
         self.driver.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": phone})
+        self._wait_for_frames()
 
     def prefer(self, scheme: Literal["light", "dark"]) -> None:
         """What the page's `prefers-color-scheme` sees."""
         feature = {"name": "prefers-color-scheme", "value": scheme}
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+        self._wait_for_frames()
+
+    def _wait_for_frames(self) -> None:
+        """Until the page has heard of a change and drawn: it hears just before a frame, which it fills; the next is
+        after that."""
+        script = "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(() => done()))"
+        self.driver.execute_async_script(script)
 
     # --- looking --------------------------------------------------------------------------------------------
 

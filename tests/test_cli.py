@@ -276,6 +276,17 @@ def test_interrupt_ends_with_code_130(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().err == "interrupted\n"
 
 
+def test_too_little_memory_is_one_sentence_and_another_error_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    def allocate() -> int:
+        jnp.zeros(2**50, jnp.int8).block_until_ready()
+        return 0
+
+    assert cli.run_command(allocate) == 2
+    assert capsys.readouterr().err == f"error: {cli.NO_MEMORY}\n"
+    with pytest.raises(RuntimeError, match="a bug"):
+        cli.run_command(lambda: (_ for _ in ()).throw(RuntimeError("a bug")))
+
+
 # --- with a real model, as a program ------------------------------------------------------------------------
 
 

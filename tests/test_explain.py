@@ -125,6 +125,29 @@ def test_words_are_of_sub_words_or_each_of_them(subwords: Translator) -> None:
     assert len(single.source_words) == len(found.source_tokens) - 1
 
 
+def test_words_of_characters_are_what_spaces_separate(characters: Translator) -> None:
+    found = explain(characters, "19 65", "9 1", units="words")
+    assert found.source_words == (Word("19", 0, 2), Word("65", 2, 5))
+    assert found.target_words == (Word("9", 0, 1), Word("1", 1, 3))
+    assert len(explain(characters, "19 65", "9 1").source_words) == 5
+
+
+def test_a_translation_that_was_cut_is_said(characters: Translator, caplog: pytest.LogCaptureFixture) -> None:
+    found = explain(characters, "1965", max_length=2)
+    assert len(found.target_tokens) == 2
+    assert "</s>" not in found.target_tokens
+    assert "cut after 2 tokens" in caplog.text
+
+
+def test_words_that_are_not_those_of_the_spaces_are_said(
+    subwords: Translator, caplog: pytest.LogCaptureFixture
+) -> None:
+    explain(subwords, "a dog", "ein Hund")
+    assert not caplog.records
+    explain(subwords, "a\u200bdog", "ein Hund")
+    assert "other words than its spaces" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("source", "target", "message"),
     [
@@ -259,7 +282,7 @@ def test_files_are_aligned_line_by_line(
         ([" "], "The sentence is empty"),
         (["a", "--target", ""], "The target is empty"),
         (["a", "--output", "map.pdf"], "map.pdf is neither a picture nor a page; end the name with .png or .html"),
-        (["a", "--output", "no/map.png"], "There is no folder no to write map.png to"),
+        (["a", "--output", "no/map.png"], "no/map.png cannot be written: there is no folder no"),
         (["a", "--layer", "3"], "The decoder has no layer 3; its layers are 1 to 2"),
         (["a", "--head", "0"], "The decoder has no head 0; its heads are 1 to 2"),
         (["a " * 40], "The source has 41 tokens, but the model takes 32 at most"),
@@ -267,6 +290,13 @@ def test_files_are_aligned_line_by_line(
         (["--source", "no.en", "--target-file", "no.de"], "There is no file no.en"),
         (["--source", "x", "--target-file", "y", "--format", "text"], "come as pharaoh or json"),
         (["--source", "x", "--target-file", "y", "--output", "map.png"], "A map is one sentence's"),
+        (
+            ["--source", "one.en", "--target-file", "one.en", "--output", "no/links"],
+            "no/links cannot be written: there is no folder no",
+        ),
+        (["--source", "x", "--target-file", "y", "--beam-size", "2"], "--beam-size is of searching"),
+        (["a", "--target", "b", "--max-length", "2"], "--max-length is of searching"),
+        (["a", "--n-best", "2"], "leave out --n-best"),
         (["--source", "x", "--target-file", "y", "--target", "z"], "name the translations' file"),
         (["--source", "one.en", "--target-file", "two.de"], "one.en has 1 lines and two.de has 2"),
     ],

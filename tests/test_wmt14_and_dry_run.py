@@ -100,7 +100,7 @@ def test_the_command_prints_it_without_data(tmp_path: Path) -> None:
     command += ["--accelerators", "2", "--accelerator", "A100"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
     assert "930,944 parameters" in done.stdout
-    assert "padding    11.0% of all slots (buckets, 1 shapes; of 71,049 pairs)" in done.stdout
+    assert "padding    11.0% of all slots (buckets, 1 shape; of 71,049 pairs)" in done.stdout
     assert "on 2 A100" in done.stdout
     assert "GiB" in done.stdout
     assert not list(tmp_path.iterdir())
@@ -137,7 +137,19 @@ def test_a_dry_run_measures_the_padding_of_a_text(tmp_path: Path) -> None:
     packed = dataclasses.replace(data, batching="packed")
     assert padding_line(RunConfig(data=packed)).startswith("padding    0.0% of all slots (packed")
     fewer = dataclasses.replace(packed, limit=8)
-    assert padding_line(RunConfig(data=fewer)).startswith("padding    50.0% of all slots (packed")
+    assert padding_line(RunConfig(data=fewer)).startswith("padding    50.0% of all slots (packed, 1 shape;")
+
+
+def test_a_dry_run_tells_that_a_text_is_absent_and_refuses_one_that_is_broken(tmp_path: Path) -> None:
+    for name in ("train.en", "train.de", "val.en", "val.de"):
+        (tmp_path / name).write_text("abc\n" * 16)
+    CharacterTokenizer("abc").save(tmp_path / "tokenizer")
+    data = DataConfig(dir=tmp_path, tokenizer=tmp_path / "tokenizer")
+    (tmp_path / "train.de").write_text("abc\n" * 15)
+    with pytest.raises(UserError, match="has 15: line i"):
+        padding_line(RunConfig(data=data))
+    (tmp_path / "train.de").unlink()
+    assert "not measured" in padding_line(RunConfig(data=data))
 
 
 def test_a_dry_run_counts_what_is_computed_twice() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from transformer_jax.alignment import Links, Step, link, word_weights, words_of
+from transformer_jax.alignment import Links, Step, divides_otherwise, link, word_weights, words_of
 from transformer_jax.attention import ATTENTION_WEIGHTS
 from transformer_jax.batching import length_sorted_batches
 from transformer_jax.errors import UserError
@@ -72,8 +72,7 @@ class Aligner:
         tokenizer = self.translator.tokenizer
         source_words = words_of(tokenizer.source_pieces(source), by_space=self.by_space)
         target_words = words_of(tokenizer.target_pieces(target), by_space=self.by_space)
-        counts = len(source_words), len(target_words)
-        if self.by_space and counts != (len(source.split()), len(target.split())):
+        if self.by_space and (divides_otherwise(source_words, source) or divides_otherwise(target_words, target)):
             log.warning("Pair %d: the tokenizer divides it into other words than its spaces do.", line)
         cross_TS = cross_HTS.mean(axis=0) if self.head is None else cross_HTS[self.head - 1]
         return link(word_weights(cross_TS, source_words, target_words, self.step), source_words)

@@ -39,20 +39,36 @@ class Word:
 def words_of(pieces: list[str], *, by_space: bool = True) -> list[Word]:
     """The words of a sentence in pieces; its end token is none. A language tag is a word of its own.
 
-    Without `by_space` every token is a word: for characters, and for text that is written without spaces.
+    A space belongs to the word that it begins, be it a sub-word's mark or a character of its own; at the end of the
+    sentence, to the last word. Without `by_space` every token is a word: for characters, and for text that is written
+    without spaces.
     """
     words: list[Word] = []
     after_tag = False
     for n, piece in enumerate(pieces[:-1] if pieces[-1:] == [END] else pieces):
+        text = _without_space(piece) if by_space else piece
         tag = is_language_tag(piece)
         goes_on = by_space and words and not tag and not after_tag
-        if goes_on and (words[-1].text == "" or not piece.startswith(WORD_BEGINS)):
+        if goes_on and (words[-1].text == "" or text == piece):
             before = words.pop()
-            words.append(Word(before.text + piece.removeprefix(WORD_BEGINS), before.first, n + 1))
+            words.append(Word(before.text + text, before.first, n + 1))
         else:
-            words.append(Word(piece.removeprefix(WORD_BEGINS) if by_space else piece, n, n + 1))
+            words.append(Word(text, n, n + 1))
         after_tag = tag
+    if len(words) > 1 and words[-1].text == "":
+        space, last = words.pop(), words.pop()
+        words.append(Word(last.text, last.first, space.end))
     return words
+
+
+def _without_space(piece: str) -> str:
+    """A piece without the space that it begins with."""
+    return piece.lstrip().removeprefix(WORD_BEGINS)
+
+
+def divides_otherwise(words: Sequence[Word], text: str) -> bool:
+    """Whether the pieces make other words than the spaces of the text do, so that the numbers of links differ."""
+    return len(words) != len(text.split())
 
 
 def rows_of_tokens(cross_TS: np.ndarray, step: Step) -> np.ndarray:

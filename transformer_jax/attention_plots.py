@@ -25,6 +25,8 @@ LARGEST, SMALLEST, PANEL = 0.2, 0.1, 3.0
 """Inches that a token takes in a panel at most and at least, and that a panel takes where it can."""
 GAP, TITLE, NAME, EDGE = 0.14, 0.32, 0.2, 0.15
 """Inches between panels, for the title of a block, for the heads' and layers' names, around the picture."""
+PAD = 0.03
+"""Inches between a label and its panel."""
 CHARACTER = 0.64
 """Width of a label's character, in sizes of its font."""
 MOST_PIXELS = 60_000_000
@@ -73,6 +75,7 @@ class _Block:
         self.rows, self.columns = explanation.labels(kind)
         self.layers = range(n_layers) if layer is None else [layer - 1]
         self.heads = range(n_heads) if head is None else [head - 1]
+        self.cell, self.families = cell, _families()
         self.font = min(9.0, 72 * cell * 0.75)
         character = CHARACTER * self.font / 72
         # Labels of one character stand upright; the special tokens' among them are turned.
@@ -93,30 +96,40 @@ class _Block:
                     middle = left + self.panel[0] / 2
                     self._text(figure, middle, top + NAME / 2, f"head {head + 1}", 8, ha="center", color=GREY)
                 axes = figure.add_axes(self._place(figure, left, bottom, *self.panel))
-                self._panel(axes, self.weights_NHTS[layer, head], column == 0, row == len(self.layers) - 1)
+                self._panel(axes, self.weights_NHTS[layer, head])
+                if row == len(self.layers) - 1:
+                    self._name_columns(figure, left, bottom)
+            self._name_rows(figure, top)
             middle = (top + bottom) / 2
             name = f"layer {layer + 1}"
             self._text(figure, EDGE + NAME / 2, middle, name, 8, ha="center", rotation=90, color=GREY)
             top = bottom - GAP
 
-    def _panel(self, axes: Any, weights_TS: np.ndarray, names_rows: bool, names_columns: bool) -> None:
+    def _panel(self, axes: Any, weights_TS: np.ndarray) -> None:
         from matplotlib.colors import LinearSegmentedColormap
 
         colours = LinearSegmentedColormap.from_list("weights", ["white", BLUE, "#0b2447"])
         axes.imshow(weights_TS, vmin=0.0, vmax=1.0, cmap=colours, aspect="auto", interpolation="nearest")
         for spine in axes.spines.values():
             spine.set(color=GREY, linewidth=0.5)
-        for axis, labels, named in ((axes.yaxis, self.rows, names_rows), (axes.xaxis, self.columns, names_columns)):
-            axis.set_ticks(range(len(labels)) if named else [])
-            axis.set_tick_params(length=0, pad=2)
-            if named:
-                axis.set_ticklabels(labels, fontsize=self.font, fontfamily=_families(), parse_math=False)
-        for label in axes.get_xticklabels():
-            label.set_rotation(0 if len(label.get_text()) == 1 else 90)
+        axes.set(xticks=[], yticks=[])
+
+    # Labels are texts of the picture, not ticks of the panels, whose making takes most of a large picture's time.
+
+    def _name_rows(self, figure: Any, top: float) -> None:
+        for n, label in enumerate(self.rows):
+            y = top - (n + 0.5) * self.cell
+            self._text(figure, EDGE + self.left - PAD, y, label, self.font, ha="right", fontfamily=self.families)
+
+    def _name_columns(self, figure: Any, left: float, bottom: float) -> None:
+        for n, label in enumerate(self.columns):
+            x, turned = left + (n + 0.5) * self.cell, 0 if len(label) == 1 else 90
+            how = {"ha": "center", "va": "top", "rotation": turned, "fontfamily": self.families}
+            self._text(figure, x, bottom - PAD, label, self.font, **how)
 
     def _text(self, figure: Any, x: float, y: float, text: str, size: float, **how: Any) -> None:
         x, y, *_ = self._place(figure, x, y)
-        figure.text(x, y, text, fontsize=size, va="center", parse_math=False, **how)
+        figure.text(x, y, text, fontsize=size, parse_math=False, **({"va": "center"} | how))
 
     @staticmethod
     def _place(figure: Any, x: float, y: float, width: float = 0.0, height: float = 0.0) -> tuple[float, ...]:

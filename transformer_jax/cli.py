@@ -14,8 +14,13 @@ from pathlib import Path
 from transformer_jax.cli_explain import add_explain
 from transformer_jax.cli_options import add_model, add_running, add_search
 from transformer_jax.cli_watch import add_heads, add_plot
-from transformer_jax.errors import UserError
+from transformer_jax.errors import UserError, is_out_of_memory
 from transformer_jax.line_files import READER
+
+NO_MEMORY = (
+    "There is not enough memory for this: take fewer tokens at once (batch-tokens), shorter lines, a smaller beam or a "
+    "smaller model."
+)
 
 
 def run_command(command: Callable[[], int | None]) -> int:
@@ -36,6 +41,11 @@ def run_command(command: Callable[[], int | None]) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        print(f"error: {NO_MEMORY}", file=sys.stderr)
+        return 2
 
 
 def main() -> None:

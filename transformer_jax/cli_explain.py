@@ -10,7 +10,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from transformer_jax.cli_options import add_model, add_running, add_search, check_files, load_translator
+from transformer_jax.cli_options import (
+    add_model,
+    add_running,
+    add_search,
+    check_files,
+    check_output,
+    load_translator,
+    search_changes,
+)
 from transformer_jax.errors import UserError
 from transformer_jax.line_files import CHUNK, output_file
 
@@ -53,8 +61,20 @@ def run(options: argparse.Namespace) -> int:
     if options.sentence is None:
         if not all(files):
             raise UserError("Give a sentence, or two files with --source and --target-file.")
+        _check_no_search(options)
         return align_files(options)
+    if options.target is not None:
+        _check_no_search(options)
+    elif (options.n_best or 1) > 1:
+        raise UserError("One translation is looked at; leave out --n-best.")
     return explain_sentence(options)
+
+
+def _check_no_search(options: argparse.Namespace) -> None:
+    asked = search_changes(options)
+    if asked:
+        option = next(iter(asked)).replace("_", "-")
+        raise UserError(f"--{option} is of searching for a translation, but one is given; leave one of them out.")
 
 
 # --- one sentence -------------------------------------------------------------------------------------------
@@ -87,10 +107,7 @@ def _check_map(path: Path) -> None:
     """What can be told before a model is loaded."""
     if path.suffix.lower() not in MAPS:
         raise UserError(f"{path} is neither a picture nor a page; end the name with {' or '.join(MAPS)}.")
-    if not path.parent.is_dir():
-        raise UserError(f"There is no folder {path.parent} to write {path.name} to.")
-    if path.is_dir():
-        raise UserError(f"{path} is a folder; name a file.")
+    check_output(path)
 
 
 def _map(options: argparse.Namespace, found: Any) -> bytes:

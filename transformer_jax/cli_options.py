@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +104,20 @@ def load_translator(options: argparse.Namespace, stopwatch: Any = None) -> Any:
     return Translator(transformer, model.params, model.tokenizer, config, mesh, model.suppressed, stopwatch)
 
 
+def check_output(path: Path) -> None:
+    """That a file could be written there: what can be told before the work."""
+    if path.is_dir():
+        raise UserError(f"The output {path} is a folder; name a file.")
+    if not path.parent.is_dir():
+        raise UserError(f"{path} cannot be written: there is no folder {path.parent}; make it, or name another.")
+    if not os.access(path if path.exists() and not path.is_file() else path.resolve().parent, os.W_OK):
+        raise UserError(f"{path} cannot be written: its folder takes no new files; name another place.")
+
+
 def check_files(output: Path | None, *inputs: Path | None) -> None:
-    """That the inputs are there, and that the output would not take the place of one."""
+    """That the inputs are there, that the output can be, and that it would not take the place of an input."""
+    if output is not None:
+        check_output(output)
     for path in inputs:
         if path is None:
             continue

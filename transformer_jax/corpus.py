@@ -15,7 +15,7 @@ from io import BufferedIOBase
 from pathlib import Path
 from typing import Literal
 
-from transformer_jax.errors import UserError
+from transformer_jax.errors import AbsentError, UserError
 
 TokenIds = list[int]
 LengthRule = Literal["drop", "cut"]
@@ -57,7 +57,7 @@ def _opened(path: Path) -> Iterator[BufferedIOBase]:
             compressed = file.peek(len(_GZIP_MAGIC)).startswith(_GZIP_MAGIC)  # peek: a pipe cannot go back
             yield gzip.GzipFile(fileobj=file) if compressed else file
     except FileNotFoundError as error:
-        raise UserError(f"There is no file {path}: check the name and the folder.") from error
+        raise AbsentError(f"There is no file {path}: check the name and the folder.") from error
     except IsADirectoryError as error:
         raise UserError(f"{path} is a folder: name a text file in it.") from error
     except PermissionError as error:
@@ -181,14 +181,16 @@ def _names(paths: Sequence[Path]) -> str:
 def split_files(folder: Path, split: str, source_lang: str, target_lang: str) -> tuple[Path, Path]:
     """Finds the two files of a split, such as `train.en` and `train.de`, each plain or else with `.gz`."""
     if not folder.is_dir():
-        raise UserError(f"There is no folder {folder}: name the folder that holds {split}.{source_lang}.")
+        raise AbsentError(f"There is no folder {folder}: name the folder that holds {split}.{source_lang}.")
 
     def find(language: str) -> Path:
         candidates = [folder / f"{split}.{language}", folder / f"{split}.{language}.gz"]
         for candidate in candidates:
             if candidate.is_file():
                 return candidate
-        raise UserError(f"{folder} holds neither {candidates[0].name} nor {candidates[1].name}: put one of them there.")
+        raise AbsentError(
+            f"{folder} holds neither {candidates[0].name} nor {candidates[1].name}: put one of them there."
+        )
 
     return find(source_lang), find(target_lang)
 

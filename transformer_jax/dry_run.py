@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from transformer_jax.batching import Batch, padding_share, rows_within
 from transformer_jax.config import ModelConfig, RunConfig, replace
-from transformer_jax.errors import UserError
+from transformer_jax.errors import AbsentError
 from transformer_jax.model import Transformer
 from transformer_jax.optimizer import adam
 from transformer_jax.packing import make_layout
@@ -121,12 +121,13 @@ def describe(
     if train.epochs is not None:
         total = f"as many steps as {train.epochs} epochs of the text have"
         time = f"{_duration(seconds * 1000)} for 1,000"
+    one_program = data.batching == "packed" or data.n_buckets == 1
     lines = [
         model_line(m),
         f"batch      {rows:,} rows of {length:,} slots a side, {tokens:,} + {tokens:,} in all ({data.batching}), over "
         f"{n_devices} devices",
         *([padding_line(config)] if padding else []),
-        f"programs   {1 if data.batching == 'packed' else f'at most {data.n_buckets}'} for training",
+        f"programs   {1 if one_program else f'at most {data.n_buckets}'} for training",
         f"arithmetic {flops / 1e12:.3g} TFLOP a step, {total}",
         f"time       {seconds:.2g} s a step, {time} on {n_devices} {accelerator} (peak {peak / 1e12:,.0f} TFLOP/s each "
         f"in {number}, of which {UTILISATION:.0%} is assumed; the run is in {m.dtype})",
@@ -136,7 +137,7 @@ def describe(
 
 def padding_line(config: RunConfig) -> str:
     """What share of a batch's slots would hold no token, with a vocabulary trained on the sample where the run would
-    train one. Nothing is left behind on the disk."""
+    train one; that its text is not there is told in the line. Nothing is left behind on the disk."""
     limit = min(SAMPLE_PAIRS, config.data.limit or SAMPLE_PAIRS)
     data = dataclasses.replace(config.data, limit=limit, vocab_lines=min(limit, config.data.vocab_lines), cache=None)
     with tempfile.TemporaryDirectory() as name:
@@ -148,11 +149,12 @@ def padding_line(config: RunConfig) -> str:
             folder.create()
             tokenizer.save(folder.tokenizer)
             pairs, _ = training_pairs(data, texts, tokenizer, tokenizer.start_id, folder)
-        except UserError as error:
+        except AbsentError as error:
             return f"padding    not measured: {error}"
         layout = make_layout(pairs, data)
         share, n = padding_share(pairs, layout), len(pairs)
-    return f"padding    {share:.1%} of all slots ({data.batching}, {len(layout.shapes)} shapes; of {n:,} pairs)"
+        shapes = "1 shape" if len(layout.shapes) == 1 else f"{len(layout.shapes)} shapes"
+    return f"padding    {share:.1%} of all slots ({data.batching}, {shapes}; of {n:,} pairs)"
 
 
 def _duration(seconds: float) -> str:

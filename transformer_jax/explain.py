@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from transformer_jax.alignment import WORD_BEGINS, Links, Step, Word, link, word_weights, words_of
+from transformer_jax.alignment import WORD_BEGINS, Links, Step, Word, divides_otherwise, link, word_weights, words_of
 from transformer_jax.attention_maps import AttentionMaps, attention_maps
 from transformer_jax.errors import UserError
-from transformer_jax.tokenizer import START, CharacterTokenizer, Tokenizer
+from transformer_jax.tokenizer import END, START, CharacterTokenizer, Tokenizer
 from transformer_jax.translator import Translator
 
 log = logging.getLogger("transformer_jax")
@@ -108,7 +108,13 @@ def explain(
         log_probs = translator.score_tokens([(source_ids, target_ids)])[0].token_log_probs
         target_pieces = tokenizer.target_pieces(target)
     source_pieces = tokenizer.source_pieces(source)
+    if target_pieces[-1] != END:
+        log.warning("The translation was cut after %d tokens, before its end.", len(target_pieces))
     by_space = split_by_space(tokenizer, units)
+    source_words = tuple(words_of(source_pieces, by_space=by_space))
+    target_words = tuple(words_of(target_pieces, by_space=by_space))
+    if by_space and (divides_otherwise(source_words, source) or divides_otherwise(target_words, text)):
+        log.warning("The tokenizer divides the text into other words than its spaces do.")
     return Explanation(
         source=source,
         target=text,
@@ -117,8 +123,8 @@ def explain(
         target_tokens=labels(target_pieces),
         token_log_probs=tuple(log_probs),
         maps=attention_maps(translator.model, translator.params, source_ids, target_ids),
-        source_words=tuple(words_of(source_pieces, by_space=by_space)),
-        target_words=tuple(words_of(target_pieces, by_space=by_space)),
+        source_words=source_words,
+        target_words=target_words,
     )
 
 

@@ -10,7 +10,7 @@ from transformer_jax.batching import TokenPairs
 from transformer_jax.cleaning import REMOVED, LineRules, Report
 from transformer_jax.config import DataConfig
 from transformer_jax.corpus import ParallelText, read_parallel, split_files
-from transformer_jax.errors import UserError
+from transformer_jax.errors import AbsentError, UserError
 from transformer_jax.pair_sources import ListedPairs, PairSource, WeightedSource, open_files
 from transformer_jax.progress import Progress
 from transformer_jax.run_folder import RunFolder
@@ -61,7 +61,7 @@ def read_texts(config: DataConfig, download: bool = True) -> Texts:
         test = test or (dataset.text(config.test_split) if config.test_split else None)
     sources += [open_files(source, target) for source, target in zip(config.source, config.target, strict=True)]
     if not sources:
-        raise UserError(
+        raise AbsentError(
             "There is no training text: name a folder with --data.dir, files with --data.source and --data.target, "
             "a set of tensorflow-datasets with --data.tfds, or a task with --data.task."
         )

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer_jax.corpus import ParallelText
-from transformer_jax.errors import UserError
+from transformer_jax.errors import AbsentError, UserError
 from transformer_jax.pair_sources import Pair, PairSource, open_files
 from transformer_jax.sharding import is_main_process, wait_for_main
 
@@ -28,7 +28,7 @@ def _import_tfds() -> Any:
     try:
         return importlib.import_module("tensorflow_datasets")
     except ImportError as error:
-        raise UserError(
+        raise AbsentError(
             f"tensorflow-datasets cannot be imported ({error}); install it with pip install 'transformer-jax[tfds]'."
         ) from error
 
@@ -118,7 +118,7 @@ def open_dataset(name: str, folder: Path | None, languages: tuple[str, str], dow
     builder = _find(tfds, name, folder)
     if not builder.is_prepared():
         if not download:
-            raise UserError(f"{name} is not in {folder or 'the default folder of tensorflow-datasets'} yet.")
+            raise AbsentError(f"{name} is not in {folder or 'the default folder of tensorflow-datasets'} yet.")
         if is_main_process():
             _download(builder, name)
         wait_for_main(Path(builder.data_path).is_dir, "download of the data set")
