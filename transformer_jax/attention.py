@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from transformer_jax.array_types import Array, Bool, Float, Int
 from transformer_jax.config import ModelConfig
 from transformer_jax.errors import UserError
+from transformer_jax.products import product
 
 MASKED_SCORE = -1e9
 """The score of a place that may not be looked at: finite, so that a row without any such place gives no NaN."""
@@ -48,7 +49,7 @@ def segment_mask(
 
 def linear(weights: Mapping[str, Array], x: Float[Array, "*B i"]) -> Float[Array, "*B o"]:
     """x W + b in x's dtype. Every projection of the model is applied here; kernels are [in, out]."""
-    y = x @ weights["kernel"].astype(x.dtype)
+    y = product(x, weights["kernel"].astype(x.dtype))
     return y + weights["bias"].astype(x.dtype) if "bias" in weights else y
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from transformer_jax.array_types import Array, Bool, Float, Int
 from transformer_jax.attention import declare, init_linear, linear
 from transformer_jax.config import ModelConfig, Positions
+from transformer_jax.products import product
 
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "relu": jax.nn.relu,
@@ -147,7 +148,7 @@ class Embedding(nn.Module):
 
     def logits(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """x E^T, float32."""
-        return jnp.einsum("BTD,VD->BTV", x_BTD, self.table.astype(x_BTD.dtype), preferred_element_type=jnp.float32)
+        return product(x_BTD, self.table.T.astype(x_BTD.dtype), jnp.float32)
 
 
 class PositionalEncoding(nn.Module):
