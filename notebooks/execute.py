@@ -22,7 +22,8 @@ def execute(notebook: Path = NOTEBOOK, timeout: int = 1800, **environment: str) 
     """The notebook with the outputs of a run in a fresh kernel, which imports the package of this checkout. A cell
     that fails, or takes longer than `timeout` seconds, raises an error of nbclient that shows it."""
     node: Any = nbformat.read(notebook, as_version=4)
-    client = NotebookClient(node, timeout=timeout, startup_timeout=timeout, kernel_name="python3", record_timing=False)
+    options: dict[str, Any] = {"kernel_name": "python3", "record_timing": False, "coalesce_streams": True}
+    client = NotebookClient(node, timeout=timeout, startup_timeout=timeout, **options)
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     client.execute(env={**os.environ, "PYTHONPATH": path, **environment})
     return node
