@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from test_files import full_disk
 from test_training import free_address, in_processes
 
 from transformer_jax.cleaning import LineRules
@@ -234,6 +235,16 @@ def test_a_folder_that_cannot_be_written_is_named(corpus: Path, tmp_path: Path) 
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"file cannot be written .*--data\.cache"):
         build(corpus, tmp_path / "file" / "cache")
+
+
+def test_where_the_disk_is_full_the_folder_is_named_and_nothing_left(corpus: Path, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    with full_disk(100), pytest.raises(UserError) as caught:
+        build(corpus, tokens / "cache")
+    assert str(caught.value) == (
+        f"The folder for tokens {tokens} cannot be written (File too large); name another with --data.cache."
+    )
+    assert not list(tokens.iterdir())
 
 
 # --- in a run -----------------------------------------------------------------------------------------------

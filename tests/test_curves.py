@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from test_files import LONG
 
 from transformer_jax import cli
 from transformer_jax.cli_watch import run_names
@@ -85,6 +86,57 @@ def test_several_runs_have_a_colour_each_and_each_floor_one_line() -> None:
     assert floors == ["lowest possible, 0.500 (a, c)", "lowest possible, 0.700 (b)"]
 
 
+def test_floors_that_the_label_does_not_tell_apart_are_drawn_once() -> None:
+    def drawn(*floors: float | None) -> list[tuple[float, str]]:
+        runs = [RunCurves(name, TRAIN, floor) for name, floor in zip("abc", floors, strict=True)]
+        lines: list[Any] = [line for line in curves_figure(runs).axes[0].lines if line.get_linestyle() == ":"]
+        return [(line.get_ydata()[0], line.get_label()) for line in lines]
+
+    assert drawn(0.5001, 0.5004, 0.4996) == [(0.5001, "lowest possible, 0.500")]
+    assert drawn(0.5001, 0.5004, None) == [(0.5001, "lowest possible, 0.500 (a, b)")]
+    assert drawn(0.5001, 0.5006, 0.4996) == [
+        (0.5001, "lowest possible, 0.500 (a, c)"),
+        (0.5006, "lowest possible, 0.501 (b)"),
+    ]
+
+
+def test_scores_of_different_metrics_have_a_panel_each() -> None:
+    def scored(name: str, metric: str, score: float) -> RunCurves:
+        return RunCurves(name, [*TRAIN, {"kind": "validation", "step": 20, "score": score}], score_name=metric)
+
+    runs = [scored("a", "exact match", 0.5), scored("b", "BLEU", 30.0), scored("c", "exact match", 0.75)]
+    figure = curves_figure(runs)
+    assert [axis.get_title().split(": ")[-1] for axis in figure.axes[3:]] == ["BLEU", "exact match"]
+    bleu, exact = figure.axes[3:]
+    assert (curves(bleu), curves(exact)) == ([[[20, 30.0]]], [[[20, 0.5]], [[20, 0.75]]])
+    # A run has its colour in all panels.
+    assert bleu.lines[0].get_color() == figure.axes[1].lines[1].get_color()
+
+    # What is not known is not taken for one of those that are; a run without a score needs no panel.
+    figure = curves_figure([*runs[1:2], scored("d", "", 0.5), RunCurves("e", TRAIN, score_name="exact match")])
+    assert [axis.get_title().split(": ")[-1] for axis in figure.axes[3:]] == ["metric unknown", "BLEU"]
+    assert [curves(axis) for axis in figure.axes[3:]] == [[[[20, 0.5]]], [[[20, 30.0]]]]
+    assert len(curves_figure([runs[0], runs[2]]).axes) == 4
+
+
+def test_an_empty_panel_says_so() -> None:
+    def said(records: list[Record]) -> list[list[str]]:
+        axes = curves_figure([RunCurves("one", records, 0.5, "BLEU")]).axes
+        return [[text.get_text() for text in axis.texts] for axis in axes]
+
+    assert said([*TRAIN, *VALIDATION]) == [[], [], [], []]
+    assert said(TRAIN) == [[], [], [], ["no score recorded"]]
+    assert said([{"kind": "validation", "step": 20, "score": 1.0}]) == [
+        ["no loss recorded"],
+        ["no token accuracy recorded"],
+        ["no learning rate recorded"],
+        [],
+    ]
+    score = curves_figure([RunCurves("one", TRAIN, 0.5, "BLEU")]).axes[3]
+    assert list(score.get_yticks()) == []
+    assert score.get_title() == "score on the validation text: BLEU"
+
+
 def test_ten_runs_can_be_told_apart() -> None:
     figure = curves_figure([RunCurves(str(n), TRAIN) for n in range(10)])
     assert len({(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines}) == 10
@@ -110,10 +162,39 @@ def test_the_floor_and_the_score_are_those_of_the_config(tmp_path: Path) -> None
     assert run.curves().score_name == "BLEU"
 
 
-@pytest.mark.parametrize("config", [None, {}, {"model": 3}, {"model": {"vocab_size": "2"}, "train": {}, "decode": []}])
-def test_a_run_of_another_program_has_curves_without_a_floor(tmp_path: Path, config: Record | None) -> None:
+@pytest.mark.parametrize(
+    "config",
+    [
+        None,
+        {},
+        {"model": 3},
+        {"model": {"vocab_size": "2"}, "train": {}, "decode": []},
+        {"model": {"vocab_size": 2}, "train": [0.1], "decode": {"metric": ["bleu"]}},
+        {"model": {"vocab_size": 10**400}, "train": {"label_smoothing": 0.5}},
+        {"model": {"vocab_size": 3}, "train": {"label_smoothing": math.inf}},
+    ],
+)
+def test_a_run_of_another_program_has_curves_without_a_floor(
+    tmp_path: Path, config: Record | None, caplog: pytest.LogCaptureFixture
+) -> None:
     found = RunFolder(write_run(tmp_path / "one", TRAIN, config)).curves()
     assert (found.lowest_loss, found.score_name, found.records) == (None, "", TRAIN)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("content", [b"", b'{"model": ', b"[]", b"\xff\xfe", b"[" * 100_000], ids=lambda c: repr(c[:9]))
+def test_a_damaged_config_is_told_in_a_line_and_the_rest_is_drawn(
+    content: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = write_run(tmp_path / "one", [*TRAIN, *VALIDATION])
+    (run / "config.json").write_bytes(content)
+    assert plot(run, "--output", tmp_path / "out.png") == 0
+    assert (tmp_path / "out.png").is_file()
+    (record,) = caplog.records
+    message = record.getMessage()
+    assert message.startswith(f"{run}/config.json ")
+    assert message.endswith(" The run's settings are taken as unknown, the floor of its loss and its metric too.")
+    assert "\n" not in message
 
 
 # --- the command --------------------------------------------------------------------------------------------
@@ -134,8 +215,26 @@ def test_plot_draws_runs_of_the_same_name_and_tells_where_they_are(
 def test_names_are_as_short_as_they_can_be() -> None:
     assert run_names([Path("runs/x"), Path("runs/y")]) == ["x", "y"]
     assert run_names([Path("m/runs/x"), Path("n/runs/x"), Path("n/runs/y")]) == ["m/runs/x", "n/runs/x", "n/runs/y"]
-    with pytest.raises(UserError, match="named twice"):
-        run_names([Path("runs/x"), Path("runs/x/")])
+    assert run_names([Path("/x"), Path("/m/x")]) == ["/x", "m/x"]
+
+
+def test_a_run_by_two_names_is_refused_and_names_are_as_they_are_spelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("runs/x", "runs/y", "deep/z"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "link").symlink_to("runs/x")
+    (tmp_path / "others").symlink_to("runs")
+    monkeypatch.chdir(tmp_path)
+    for other in ("runs/x/", "./runs/x", "runs/../runs/x", tmp_path / "runs" / "x", "link", "others/x", "runs/x"):
+        with pytest.raises(UserError) as caught:
+            run_names([Path("runs/x"), Path("runs/y"), Path(other)])
+        assert str(caught.value) == f"A run is named twice, as runs/x and as {Path(other)}; name each once."
+    assert run_names([Path("link"), Path("runs/y")]) == ["link", "y"]
+    monkeypatch.chdir(tmp_path / "runs" / "x")
+    assert run_names([Path("."), Path("../y")]) == ["x", "y"]
+    monkeypatch.chdir(tmp_path / "deep" / "z")
+    assert run_names([Path(".."), Path("../../runs/y")]) == ["deep", "y"]
 
 
 def test_mistakes_are_told_in_a_sentence_and_write_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,7 +247,7 @@ def test_mistakes_are_told_in_a_sentence_and_write_nothing(tmp_path: Path, capsy
     output = tmp_path / "out.png"
     for arguments, sentence in (
         ((tmp_path / "absent", "--output", output), "There is no folder"),
-        ((good / "metrics.jsonl", "--output", output), "There is no folder"),
+        ((good / "metrics.jsonl", "--output", output), "metrics.jsonl is a file; name the folder of a run"),
         ((tmp_path / "empty", "--output", output), "holds no metrics.jsonl"),
         ((tmp_path / "bare", "--output", output), "holds no record of a loss"),
         ((tmp_path / "broken", "--output", output), "holds no record of a loss"),
@@ -156,6 +255,9 @@ def test_mistakes_are_told_in_a_sentence_and_write_nothing(tmp_path: Path, capsy
         ((good, "--output", tmp_path / "out.pdf"), "end it in .png"),
         ((good, "--output", tmp_path / "folder.png"), "is a folder; name a file"),
         ((good, "--output", tmp_path / "no" / "out.png"), "There is no folder"),
+        # Told before the work: the run, which is not there, is not asked for.
+        ((tmp_path / "absent", "--output", tmp_path / LONG), f"{tmp_path / LONG} cannot be written (File name too"),
+        ((good, good / ".." / "good", "--output", output), "named twice"),
     ):
         assert plot(*arguments) == 2, arguments
         error = capsys.readouterr().err

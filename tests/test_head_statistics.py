@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
+import shutil
 from pathlib import Path
 
 import jax
@@ -11,11 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from test_files import LONG
 
 from transformer_jax import cli
 from transformer_jax.attention_maps import attention_maps
 from transformer_jax.checkpoint import Checkpoints
-from transformer_jax.config import ModelConfig, RunConfig
+from transformer_jax.config import DataConfig, ModelConfig, RunConfig
 from transformer_jax.errors import UserError
 from transformer_jax.head_report import Stage, as_json, as_text, heads_figure
 from transformer_jax.head_statistics import (
@@ -23,6 +26,7 @@ from transformer_jax.head_statistics import (
     HeadStatistics,
     answers,
     check_task,
+    check_training,
     count_shares,
     head_statistics,
     held_out_dates,
@@ -126,10 +130,22 @@ def test_a_batch_has_the_maps_of_its_sentences() -> None:
 
 
 def test_models_of_other_tasks_are_refused() -> None:
-    for characters in ("0123456789", "abc 0123456789-"):
+    for characters in ("0123456789", "abc 0123456789-", [*TASK.characters, "!"]):
         with pytest.raises(UserError, match="not one of the dates task"):
             check_task(CharacterTokenizer(characters))
     check_task(TOKENIZER)
+
+
+def test_what_a_run_says_of_its_training_decides() -> None:
+    """A task of the same letters, such as the dates the other way round, is told from the dates by this alone."""
+    for data, reason in (
+        ({"task": "written dates"}, "runs/a was trained on the task written dates"),
+        ({"task": None}, "runs/a was trained on text from files"),
+    ):
+        with pytest.raises(UserError, match=re.escape(f"not one of the dates task ({reason}), for which")):
+            check_training("runs/a", {"data": data})
+    for config in ({"data": {"task": "dates"}}, {"data": {}}, {"data": 3}, {}):
+        check_training("runs/a", config)
 
 
 def test_dates_are_held_out_ones_spread_over_the_years() -> None:
@@ -201,7 +217,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with two checkpoints of other models, the second of which is its best."""
     folder = RunFolder(tmp_path_factory.mktemp("runs") / "dates")
     folder.create()
-    folder.write_config(RunConfig(model=MODEL))
+    folder.write_config(RunConfig(model=MODEL, data=DataConfig(task="dates")))
     TOKENIZER.save(folder.tokenizer)
     with Checkpoints(folder.checkpoints) as checkpoints:
         for step in (50, 1000):
@@ -244,6 +260,10 @@ def test_mistakes_are_told_in_a_sentence(run: Path, tmp_path: Path, capsys: pyte
         ([run / "model", "--all"], "holds no checkpoints/"),
         ([run, "--dates", 0], "0 dates are asked for"),
         ([run, "--output", tmp_path / "heads.svg"], "end it in .png"),
+        # Told before the work: the model, which is not there, is not asked for.
+        ([tmp_path / "absent", "--output", tmp_path / LONG], f"{tmp_path / LONG} cannot be written (File name too"),
+        ([run / "config.json", "--all"], "config.json is a file; name the folder of a run"),
+        ([tmp_path / "absent", "--all"], "There is no folder"),
         ([tmp_path / "absent"], "There is no folder"),
         ([other.folder], "not one of the dates task"),
     ):
@@ -251,3 +271,18 @@ def test_mistakes_are_told_in_a_sentence(run: Path, tmp_path: Path, capsys: pyte
         error = capsys.readouterr().err
         assert sentence in error
         assert error.count("\n") == 1
+
+
+def test_a_run_of_another_task_with_the_same_letters_is_refused(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    RunFolder(other).write_config(RunConfig(model=MODEL, data=DataConfig(task="written dates")))
+    monkeypatch.chdir(other / "model")
+    for arguments, name in (([other], other), ([other, "--all"], other), ([other / "model"], other), (["."], other)):
+        assert heads(*arguments, "--dates", 40) == 2, arguments
+        assert f"({name} was trained on the task written dates)" in capsys.readouterr().err
+    # A model folder by itself does not say: it is known by its alphabet.
+    shutil.copytree(run / "model", tmp_path / "alone")
+    assert heads(tmp_path / "alone", "--dates", 40) == 0

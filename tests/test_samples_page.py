@@ -40,13 +40,27 @@ def test_every_evaluation_is_there_and_those_that_agree_share_a_line() -> None:
         (12, 11, [0, 1, 2, 5, 11]),
         (100, 60, [0, 15, 30, 60, 99]),
         (100, None, [0, 12, 24, 49, 99]),
-        (100, 1, [0, 1, 99]),
+        (100, 1, [0, 1, 25, 50, 99]),
+        (100, 2, [0, 1, 2, 50, 99]),
+        (100, 0, [0, 12, 24, 49, 99]),
+        (6, 4, [0, 1, 2, 4, 5]),
+        (6, 1, [0, 1, 2, 3, 5]),
+        (7, 5, [0, 1, 2, 5, 6]),
     ],
 )
 def test_of_many_stages_the_first_best_last_and_early_ones_are_chosen(
     n: int, best: int | None, chosen: list[int]
 ) -> None:
     assert choose_stages(n, best) == chosen
+
+
+def test_every_column_is_filled_whenever_the_best_came() -> None:
+    for n in range(1, 30):
+        for best in (None, *range(n)):
+            for most in range(3, 7):
+                chosen = choose_stages(n, best, most)
+                assert len(set(chosen)) == len(chosen) == min(n, most)
+                assert {0, n - 1, n - 1 if best is None else best} <= set(chosen) <= set(range(n))
 
 
 def test_no_stage_is_called_the_best_where_nothing_was_scored() -> None:

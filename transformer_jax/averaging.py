@@ -96,6 +96,7 @@ def average_run(run: Path, output: Path, last: int | None = None, steps: Sequenc
 
 def kept_steps(run: Path, wanted: Sequence[int] | None = None) -> list[int]:
     """The steps whose checkpoints a run holds, in order; with `wanted` those steps alone, which must all be there."""
+    RunFolder(run).check_exists()
     folder = RunFolder(run).checkpoints
     if not folder.is_dir():
         raise UserError(f"{run} holds no checkpoints/; name the folder of a run.")

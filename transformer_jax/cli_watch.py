@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from transformer_jax.errors import UserError
+from transformer_jax.files import check_writable
 
 
 def add_plot(parser: argparse.ArgumentParser) -> None:
@@ -72,12 +74,20 @@ def heads(options: argparse.Namespace) -> int:
 
 
 def run_names(runs: Sequence[Path]) -> list[str]:
-    """The runs' folder names, or with as many of the folders above as it takes to tell them apart."""
-    whole = [run.absolute().parts for run in runs]
-    if len(set(whole)) < len(whole):
-        raise UserError("A run is named twice; name each once.")
+    """The runs' folder names, as they are spelled, or with as many of the folders above as it takes to tell them apart.
+
+    A run that is named twice is refused, also where one of the names is a link to the other.
+    """
+    named: dict[str, Path] = {}
+    for run in runs:
+        place = os.path.realpath(run)
+        if place in named:
+            raise UserError(f"A run is named twice, as {named[place]} and as {run}; name each once.")
+        named[place] = run
+    # A name that ends in .. says nothing.
+    whole = [(run.resolve() if run.name == ".." else run.absolute()).parts for run in runs]
     n = next(n for n in range(1, max(map(len, whole)) + 1) if len({parts[-n:] for parts in whole}) == len(whole))
-    return ["/".join(parts[-n:]) for parts in whole]
+    return [str(Path(*parts[-n:])) for parts in whole]
 
 
 def _read_curves(run: Path, name: str) -> Any:
@@ -86,8 +96,7 @@ def _read_curves(run: Path, name: str) -> Any:
     from transformer_jax.run_folder import RunFolder
 
     folder = RunFolder(run)
-    if not run.is_dir():
-        raise UserError(f"There is no folder {run}; name the folder of a run.")
+    folder.check_exists()
     if not folder.metrics.is_file():
         raise UserError(f"{run} holds no metrics.jsonl; name the folder of a run that has begun to train.")
     curves = folder.curves(name)
@@ -108,10 +117,7 @@ def _summary(records: list[dict[str, Any]], score_name: str) -> str:
 
 
 def _check_picture(path: Path) -> None:
-    """A mistake in the name is told before the work."""
+    """A mistake in the name, or a place that cannot be written, is told before the work."""
     if path.suffix.lower() != ".png":
         raise UserError(f"{path} is no name of a PNG file; end it in .png.")
-    if path.is_dir():
-        raise UserError(f"{path} is a folder; name a file.")
-    if not path.parent.is_dir():
-        raise UserError(f"There is no folder {path.parent} to write {path.name} in; make it, or name another.")
+    check_writable(path)

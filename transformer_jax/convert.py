@@ -9,6 +9,7 @@ from typing import Literal
 from transformer_jax import hf_marian, native_marian
 from transformer_jax.config import Positions
 from transformer_jax.errors import UserError
+from transformer_jax.files import writing
 from transformer_jax.native_folder import save_native
 from transformer_jax.pretrained import Pretrained, load_pretrained
 from transformer_jax.tokenizer import SentencePieceTokenizer
@@ -43,21 +44,22 @@ def convert(
     part = folder.resolve().with_name(f".{folder.resolve().name}.part")
     shutil.rmtree(part, ignore_errors=True)
     try:
-        if to == "hf":
-            _refuse("transformers", hf_marian.obstacles(config), config.positions, "marian", "sin_then_cos")
-            model.save(part)
-        else:
-            config, params = hf_marian.without_start_row(config, params)
-            reasons = native_marian.obstacles(config)
-            if config.norm == "pre":
-                reasons.append("norm pre (Marian's decoder normalises its keys and values only when it scores)")
-            _refuse("Native Marian", reasons, config.positions, "sin_then_cos", "marian")
-            save_native(part, config, params, tokenizer, model.search)
-        if folder.is_dir():  # an empty one, which may be where somebody stands
-            for path in part.iterdir():
-                path.rename(folder / path.name)
-        else:
-            part.rename(folder)
+        with writing(folder):
+            if to == "hf":
+                _refuse("transformers", hf_marian.obstacles(config), config.positions, "marian", "sin_then_cos")
+                model.save(part)
+            else:
+                config, params = hf_marian.without_start_row(config, params)
+                reasons = native_marian.obstacles(config)
+                if config.norm == "pre":
+                    reasons.append("norm pre (Marian's decoder normalises its keys and values only when it scores)")
+                _refuse("Native Marian", reasons, config.positions, "sin_then_cos", "marian")
+                save_native(part, config, params, tokenizer, model.search)
+            if folder.is_dir():  # an empty one, which may be where somebody stands
+                for path in part.iterdir():
+                    path.rename(folder / path.name)
+            else:
+                part.rename(folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return model

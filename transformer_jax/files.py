@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from transformer_jax.errors import UserError
 
@@ -20,8 +23,82 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+class WriteError(UserError):
+    """A file or a folder cannot be written."""
+
+    def __init__(self, path: Path, reason: object) -> None:
+        super().__init__(f"{path} cannot be written ({reason}).")
+        self.reason = reason
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What goes wrong inside is told of `path`: the name that the user knows, not that of a temporary file."""
+    try:
+        yield
+    except BrokenPipeError:  # whoever reads has gone, which is no mistake
+        raise
+    except WriteError as error:
+        raise WriteError(path, error.reason) from error
+    except OSError as error:
+        raise WriteError(path, error.strerror or error) from error
+
+
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Writes a file so that it is never seen half-written."""
-    part = path.with_name(f".{path.name}.part")
-    part.write_bytes(content.encode() if isinstance(content, str) else content)
-    part.replace(path)
+    """Writes a file so that it is never seen half-written; where that fails, it stays as it was."""
+    with writing(path), whole_file(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes its name when it is complete.
+
+    What a link points to is written, not the link; a pipe, a device or an open file is written to, never replaced.
+    """
+    with writing(path):
+        place, part = _places(path)
+        file = (part or place).open("wb")
+    try:
+        yield file
+        with writing(path):
+            file.close()
+            if part is not None:
+                part.replace(place)
+    finally:
+        with contextlib.suppress(OSError):  # what could not be written has been told of
+            file.close()
+        if part is not None:
+            part.unlink(missing_ok=True)
+
+
+def check_writable(path: Path) -> None:
+    """That a file can be written, so that a mistake is told before the work: what is there stays as it is."""
+    with writing(path):
+        if path.is_dir():
+            raise UserError(f"{path} is a folder; name a file.")
+        if not path.parent.is_dir():
+            if path.parent.exists():
+                raise UserError(f"{path.parent} is a file, so that {path.name} cannot be in it; name a folder.")
+            raise UserError(f"There is no folder {path.parent} to write {path.name} in; make it, or name another.")
+        place, part = _places(path)
+        if part is not None:
+            if place.exists():
+                place.open("ab").close()  # one that is protected could be replaced, but is not meant to be
+            part.open("wb").close()
+            part.unlink()
+
+
+def _places(path: Path) -> tuple[Path, Path | None]:
+    """Where a file stands, and where it is written first; None where it is written to as it is."""
+    place = Path(os.path.realpath(path))  # of links that lead in a circle, too
+    if any(map(_is_opened, (path, place))):
+        return path, None
+    if place.exists() and not place.is_file():
+        return place, None
+    return place, place.with_name(f".{place.name}.part")
+
+
+def _is_opened(path: Path) -> bool:
+    """Whether the name is one of something that is open, such as /dev/stdout; /dev/shm is a folder like others."""
+    return str(path).startswith(("/dev/", "/proc/")) and not str(path).startswith("/dev/shm/")

@@ -11,7 +11,14 @@ import numpy as np
 
 from transformer_jax.averaging import kept_steps, trained_config
 from transformer_jax.checkpoint import read_params
-from transformer_jax.head_statistics import KINDS, HeadStatistics, check_task, head_statistics, held_out_dates
+from transformer_jax.head_statistics import (
+    KINDS,
+    HeadStatistics,
+    check_task,
+    check_training,
+    head_statistics,
+    held_out_dates,
+)
 from transformer_jax.model import Transformer
 from transformer_jax.plots import new_figure
 from transformer_jax.pretrained import load_pretrained
@@ -38,6 +45,9 @@ class Stage:
 def stage_of_model(name: str, n_dates: int) -> Stage:
     """The statistics of a run's best model, or of a model folder."""
     pairs, model = held_out_dates(n_dates), load_pretrained(name)
+    source = model.source if model.source.name else model.source.absolute()  # of "." too
+    if source.name == "model":  # of a run, whose folder says more than the model's
+        check_training(str(source.parent), RunFolder(source.parent).config or {})
     return Stage("model", None, head_statistics(Transformer(model.config), model.params, model.tokenizer, pairs))
 
 
@@ -46,6 +56,7 @@ def stages_of_run(run: Path, steps: Sequence[int] | None, n_dates: int) -> list[
     pairs, chosen = held_out_dates(n_dates), kept_steps(run, steps)
     folder = RunFolder(run)
     model, tokenizer = Transformer(trained_config(run)), load_tokenizer(folder.tokenizer)
+    check_training(str(run), folder.config or {})
     check_task(tokenizer)
     return [
         Stage(f"step {step:,}", step, head_statistics(model, read_params(folder.checkpoints, step), tokenizer, pairs))

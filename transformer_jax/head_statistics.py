@@ -22,6 +22,7 @@ from transformer_jax.model import Transformer
 from transformer_jax.tasks import Task, dates
 from transformer_jax.tokenizer import CharacterTokenizer, Tokenizer
 
+DATES = "dates"
 # Places in the source YYYY-MM-DD and its end token.
 YEAR, MONTH, DAY = (0, 1, 2, 3), (5, 6), (8, 9)
 DASHES_AND_END = (4, 7, 10)
@@ -120,12 +121,35 @@ def _task() -> Task:
 
 
 def check_task(tokenizer: Tokenizer) -> None:
-    """The questions make sense for models of the dates task only; they are known by their alphabet."""
-    if not isinstance(tokenizer, CharacterTokenizer) or tokenizer.unknown_characters("".join(_task().characters)):
-        raise UserError(
-            "The model is not one of the dates task, for which alone it is known where each answer stands; "
-            "train one with python train.py."
-        )
+    """The questions make sense for models of the dates task only, which are known by their alphabet: the task's
+    characters and no others.
+
+    Another task with these very characters, such as the same dates the other way round, would pass; what a run folder
+    says of its training tells them apart, see `check_training`. What a model answers is not asked: that of an early
+    checkpoint may be no date at all, and its heads are worth counting.
+    """
+    characters = _task().characters
+    if (
+        not isinstance(tokenizer, CharacterTokenizer)
+        or tokenizer.unknown_characters("".join(characters))
+        or tokenizer.vocab_size != CharacterTokenizer(characters).vocab_size
+    ):
+        raise _another_task("its alphabet is another")
+
+
+def check_training(run: str, config: Mapping[str, Any]) -> None:
+    """What the config.json of a run says that it was trained on must be the dates task; it may say nothing."""
+    data = config.get("data")
+    if isinstance(data, Mapping) and data.get("task", DATES) != DATES:
+        task = data["task"]
+        raise _another_task(f"{run} was trained on {'text from files' if task is None else f'the task {task}'}")
+
+
+def _another_task(reason: str) -> UserError:
+    return UserError(
+        f"The model is not one of the dates task ({reason}), for which alone it is known where each answer stands; "
+        "train one with python train.py."
+    )
 
 
 def held_out_dates(n: int) -> list[tuple[str, str]]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from transformer_jax.errors import UserError
+from transformer_jax.files import whole_file
 
 CHUNK = 2048
 """Lines that are sorted and translated together where input comes from a file."""
@@ -86,20 +87,5 @@ def output_file(path: Path | None) -> Iterator[BinaryIO]:
             raise UserError("Standard output is closed; name a file with --output.")
         yield sys.stdout.buffer
         return
-    # What a link points to is written, not the link; a pipe, a device or an open file is written to, never replaced.
-    opened = str(path).startswith(("/dev/", "/proc/")) or str(path.resolve()).startswith(("/dev/", "/proc/"))
-    path = path if opened else path.resolve()
-    special = opened or (path.exists() and not path.is_file())
-    part = path if special else path.with_name(f".{path.name}.part")
-    try:
-        file = part.open("wb")
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}).") from error
-    try:
-        with file:
-            yield file
-        if not special:
-            part.replace(path)
-    finally:
-        if not special:
-            part.unlink(missing_ok=True)
+    with whole_file(path) as file:
+        yield file

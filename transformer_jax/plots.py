@@ -36,6 +36,27 @@ class RunCurves:
     """What its score is, such as BLEU."""
 
 
+@dataclass(frozen=True)
+class Panel:
+    """What one panel shows."""
+
+    field: str
+    """Of the records."""
+    title: str
+    what: str
+    """The field in words."""
+    metric: str | None = None
+    """Shows only the runs whose score is this; None: all."""
+
+
+PANELS = (
+    Panel("loss", "smoothed loss, nats per token", "loss"),
+    Panel("accuracy", "token accuracy", "token accuracy"),
+    Panel("rate", "learning rate", "learning rate"),
+)
+"""Those before the score."""
+
+
 def draw_curves(path: Path, runs: Sequence[RunCurves], across: Across = "step") -> None:
     """Writes the picture of `curves_figure` as a PNG file."""
     write_png(path, curves_figure(runs, across))
@@ -45,32 +66,52 @@ def curves_figure(runs: Sequence[RunCurves], across: Across = "step") -> Figure:
     """Loss with its floor, token accuracy, learning rate and score over the steps.
 
     One run: training and validation have a colour each. Several: each run has a colour, training is a thin line and
-    validation a line with dots. `across` "epoch" needs records that say how far into the text a step is.
+    validation a line with dots; scores of different metrics have a panel each. `across` "epoch" needs records that say
+    how far into the text a step is.
     """
+    panels = [*PANELS, *_score_panels(runs)]
+    n_rows = math.ceil(len(panels) / 2)
     # Above many runs' curves the legend takes as many rows as there are names.
     legend_height = 0.25 * math.ceil(len(runs) / 3) if len(runs) > 1 else 0
-    figure = new_figure(10, 6.5 + legend_height)
-    axes = figure.subplots(2, 2)
-    metrics = sorted({run.score_name for run in runs} - {""})
-    titles = {
-        "loss": "smoothed loss, nats per token",
-        "accuracy": "token accuracy",
-        "rate": "learning rate",
-        "score": "score on the validation text" + (f": {', '.join(metrics)}" if metrics else ""),
-    }
-    for axis, (name, title) in zip(axes.flat, titles.items(), strict=True):
-        for n, run in enumerate(runs):
-            for kind, style in _styles(n, len(runs)).items():
-                points = _points(run, kind, name, across)
-                if points:
-                    axis.plot(*zip(*points, strict=True), **style)
-        axis.set_title(title)
-        axis.set_xlabel(across)
-        axis.grid(alpha=0.3)
+    figure = new_figure(10, 3.25 * n_rows + legend_height)
+    axes = list(figure.subplots(n_rows, 2).flat)
+    for axis in axes[len(panels) :]:
+        axis.remove()
+    for axis, panel in zip(axes, panels, strict=False):
+        _draw_panel(axis, panel, runs, across)
     for floor, (colour, label) in _floors(runs).items():
-        axes[0, 0].axhline(floor, color=colour, linestyle=":", label=label)
-    _add_legend(figure, axes[0, 0], runs)
+        axes[0].axhline(floor, color=colour, linestyle=":", label=label)
+    _add_legend(figure, axes[0], runs)
     return figure
+
+
+def _score_panels(runs: Sequence[RunCurves]) -> list[Panel]:
+    """One for each metric that runs have been scored by: BLEU and exact match have no scale in common."""
+    scored = [run for run in runs if any(is_number(r.get("score")) for r in run.records if r["kind"] == "validation")]
+    metrics = sorted({run.score_name for run in scored or runs})
+    title = "score on the validation text"
+    if not scored or len(metrics) == 1:
+        known = ", ".join(metric for metric in metrics if metric)
+        return [Panel("score", f"{title}: {known}" if known else title, "score")]
+    return [Panel("score", f"{title}: {metric or 'metric unknown'}", "score", metric) for metric in metrics]
+
+
+def _draw_panel(axis: Any, panel: Panel, runs: Sequence[RunCurves], across: Across) -> None:
+    """The curves of those runs that the panel is for; where there are none, it says so."""
+    for n, run in enumerate(runs):
+        if panel.metric not in (None, run.score_name):
+            continue
+        for kind, style in _styles(n, len(runs)).items():
+            points = _points(run, kind, panel.field, across)
+            if points:
+                axis.plot(*zip(*points, strict=True), **style)
+    axis.set_title(panel.title)
+    axis.set_xlabel(across)
+    axis.grid(alpha=0.3)
+    if not axis.lines:
+        # Numbers beside an empty panel would be of nothing.
+        axis.set(xticks=[], yticks=[])
+        axis.text(0.5, 0.5, f"no {panel.what} recorded", transform=axis.transAxes, ha="center", va="center", color=GREY)
 
 
 def _styles(n: int, n_runs: int) -> dict[str, Record]:
@@ -112,16 +153,20 @@ def epochs_per_step(records: list[Record]) -> float | None:
 
 
 def _floors(runs: Sequence[RunCurves]) -> dict[float, tuple[str, str]]:
-    """Each floor of the loss once, with its colour and its label; where there are several, whose it is."""
-    owners: dict[float, list[int]] = {}
+    """Each floor of the loss once, with its colour and its label; where there are several, whose it is. Those that the
+    label's three decimals do not tell apart are one."""
+    floors: dict[str, float] = {}
+    owners: dict[str, list[int]] = {}
     for n, run in enumerate(runs):
         if run.lowest_loss is not None:
-            owners.setdefault(round(run.lowest_loss, 6), []).append(n)
+            label = f"lowest possible, {run.lowest_loss:.3f}"
+            floors.setdefault(label, run.lowest_loss)
+            owners.setdefault(label, []).append(n)
     if len(owners) == 1 and all(run.lowest_loss is not None for run in runs):
-        return {floor: (GREY, f"lowest possible, {floor:.3f}") for floor in owners}
+        return {floor: (GREY, label) for label, floor in floors.items()}
     return {
-        floor: (_colour(of[0]), f"lowest possible, {floor:.3f} ({', '.join(runs[n].name for n in of)})")
-        for floor, of in owners.items()
+        floors[label]: (_colour(of[0]), f"{label} ({', '.join(runs[n].name for n in of)})")
+        for label, of in owners.items()
     }
 
 

@@ -11,18 +11,21 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
+import math
 import os
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from transformer_jax.config import RunConfig, to_json
 from transformer_jax.errors import UserError
-from transformer_jax.files import write_whole
+from transformer_jax.files import read_json, write_whole
 from transformer_jax.loss import lowest_loss
 from transformer_jax.plots import RunCurves, draw_curves
 from transformer_jax.samples_page import samples_page
 from transformer_jax.sharding import is_main_process
 
+log = logging.getLogger("transformer_jax")
 Record = dict[str, Any]
 METRIC_NAMES = {"bleu": "BLEU", "exact": "exact match"}
 
@@ -39,24 +42,39 @@ class RunFolder:
         self.metrics = folder / "metrics.jsonl"
         self._events: Any = None
 
+    def check_exists(self) -> None:
+        """That there is a folder of this name to read from."""
+        if not self.folder.is_dir():
+            if self.folder.exists():
+                raise UserError(f"{self.folder} is a file; name the folder of a run.")
+            raise UserError(f"There is no folder {self.folder}; name the folder of a run.")
+
     def create(self) -> None:
         if self.folder.exists() and not self.folder.is_dir():
             raise UserError(f"{self.folder} is a file; name a folder for the run.")
         if is_main_process():
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
-                write_whole(self.folder / ".writable", "")
+                (self.folder / ".writable").touch()
                 (self.folder / ".writable").unlink()
             except OSError as error:
                 raise UserError(f"The run folder {self.folder} cannot be written ({error.strerror}).") from error
 
     @property
     def config(self) -> Record | None:
-        """What config.json says of an earlier start; None where there is none that can be read."""
-        try:
-            return json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        """What config.json says of an earlier start; None where there is none, or none that can be read, which a
+        warning tells."""
+        path = self.folder / "config.json"
+        if not path.exists():
             return None
+        try:
+            return read_json(path)
+        except OSError as error:
+            reason = f"{path} cannot be read ({error.strerror})."
+        except UserError as error:
+            reason = str(error)
+        log.warning("%s The run's settings are taken as unknown, the floor of its loss and its metric too.", reason)
+        return None
 
     def write_config(self, config: RunConfig) -> None:
         if is_main_process():
@@ -127,11 +145,12 @@ def _lowest_loss(config: Record) -> float | None:
     """The floor of the loss that a config.json asks for; None where it does not say, as one of another program."""
     try:
         vocab_size, train = config["model"]["vocab_size"], config["train"]
-        return (
-            lowest_loss(vocab_size, train["label_smoothing"], train.get("smoothing", "all")) if vocab_size > 0 else None
-        )
-    except (KeyError, TypeError):
+        if vocab_size <= 0:
+            return None
+        lowest = lowest_loss(vocab_size, train["label_smoothing"], train.get("smoothing", "all"))
+    except (KeyError, TypeError, AttributeError, ArithmeticError):
         return None
+    return lowest if math.isfinite(lowest) else None
 
 
 def _score_name(config: Record) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 Record = dict[str, Any]
@@ -42,13 +42,17 @@ def samples_page(records: list[Record]) -> str:
 
 
 def choose_stages(n_stages: int, best: int | None, most: int = MOST_COLUMNS) -> list[int]:
-    """Which of so many stages stand side by side: the first, the best, the last, and between the first and the next as
-    many as fit, for that is where most changes: each half as far along as the one after it."""
+    """Which of so many stages stand side by side: the first, the best, the last, and as many others as fit.
+
+    Most changes early, so each of the others is halfway between the first and the next that is chosen; when no stage is
+    left between these, as where the best came early, halfway between the next two.
+    """
     if n_stages <= most:
         return list(range(n_stages))
     chosen = {0, n_stages - 1} | ({best} if best is not None else set())
-    while len(chosen) < most and (place := min(chosen - {0}) // 2) > 0:
-        chosen.add(place)
+    while len(chosen) < most:
+        left, right = next((left, right) for left, right in pairwise(sorted(chosen)) if right - left > 1)
+        chosen.add((left + right) // 2)
     return sorted(chosen)
 
 

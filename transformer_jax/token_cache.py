@@ -26,7 +26,7 @@ import numpy as np
 
 from transformer_jax.batching import Ragged, TokenPairs
 from transformer_jax.errors import UserError
-from transformer_jax.files import write_whole
+from transformer_jax.files import WriteError, write_whole, writing
 from transformer_jax.token_blocks import TokenBlock
 
 FORMAT = 1
@@ -101,24 +101,32 @@ class CacheWriter:
         self._open = contextlib.ExitStack()
 
     def __enter__(self) -> CacheWriter:
-        try:
+        names = [f"{side}_{what}.bin" for side in SIDES for what in ("ids", "offsets")]
+        with self._writing():
             self.folder.parent.mkdir(parents=True, exist_ok=True)
             remove_abandoned(self.folder.parent)
             self._part = self.folder.with_name(f".{self.folder.name}.{secrets.token_hex(4)}{PART}")
             self._part.mkdir()
-        except OSError as error:
-            raise UserError(
-                f"The folder for tokens {self.folder.parent} cannot be written ({error.strerror}); name another with "
-                "--data.cache."
-            ) from error
-        names = [f"{side}_{what}.bin" for side in SIDES for what in ("ids", "offsets")]
-        self._files = {name: self._open.enter_context((self._part / name).open("wb")) for name in names}
+            self._files = {name: self._open.enter_context((self._part / name).open("wb")) for name in names}
         for side in SIDES:
             self._write(f"{side}_offsets.bin", np.zeros(1, np.int64))
         return self
 
     def _write(self, name: str, array: np.ndarray) -> None:
-        self._files[name].write(np.ascontiguousarray(array).data)
+        with self._writing():
+            self._files[name].write(np.ascontiguousarray(array).data)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """What goes wrong inside is told of the folder that the user can name."""
+        try:
+            with writing(self.folder.parent):
+                yield
+        except WriteError as error:
+            raise UserError(
+                f"The folder for tokens {self.folder.parent} cannot be written ({error.reason}); name another with "
+                "--data.cache."
+            ) from error
 
     def add(self, block: TokenBlock) -> None:
         """Appends a block's pairs."""
@@ -130,10 +138,11 @@ class CacheWriter:
 
     def finish(self, pad_id: int, start_id: int, report: dict[str, Any]) -> None:
         """Puts the whole folder in its place."""
-        for file in self._files.values():
-            file.flush()
-            os.fsync(file.fileno())
-        self._open.close()
+        with self._writing():
+            for file in self._files.values():
+                file.flush()
+                os.fsync(file.fileno())
+            self._open.close()
         meta: dict[str, Any] = {
             "dtype": self.dtype.name,
             "vocab_size": self.vocab_size,
@@ -144,7 +153,8 @@ class CacheWriter:
         }
         source, target = (_map_side(self._part, side, meta) for side in SIDES)
         meta |= {"fingerprint": TokenPairs(source, target, pad_id, start_id).fingerprint(), "report": report}
-        write_whole(self._part / "meta.json", json.dumps(meta, ensure_ascii=False, indent=2) + "\n")
+        with self._writing():
+            write_whole(self._part / "meta.json", json.dumps(meta, ensure_ascii=False, indent=2) + "\n")
         try:
             self._part.rename(self.folder)
         except OSError:
@@ -156,7 +166,8 @@ class CacheWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._open.close()
+        with contextlib.suppress(OSError):  # what could not be written has been told of
+            self._open.close()
         shutil.rmtree(self._part, ignore_errors=True)
 
 

@@ -32,6 +32,7 @@ from transformer_jax.cleaning import describe_report
 from transformer_jax.config import DataConfig, RunConfig, to_json
 from transformer_jax.errors import UserError
 from transformer_jax.evaluation import loss_of, per_token, score_translations
+from transformer_jax.files import writing
 from transformer_jax.model import Transformer
 from transformer_jax.model_folder import save_model
 from transformer_jax.optimizer import adam
@@ -135,8 +136,9 @@ class Trainer:
             part = self.folder.tokenizer.with_name(".tokenizer.part")
             for folder in (part, self.folder.tokenizer):  # of a start that got no further
                 shutil.rmtree(folder, ignore_errors=True)
-            tokenizer.save(part)
-            part.rename(self.folder.tokenizer)
+            with writing(self.folder.tokenizer):
+                tokenizer.save(part)
+                part.rename(self.folder.tokenizer)
         wait_for_main(self.folder.tokenizer.is_dir, "tokenizer")
         return load_tokenizer(self.folder.tokenizer)
 
