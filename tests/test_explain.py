@@ -282,7 +282,7 @@ def test_files_are_aligned_line_by_line(
         ([" "], "The sentence is empty"),
         (["a", "--target", ""], "The target is empty"),
         (["a", "--output", "map.pdf"], "map.pdf is neither a picture nor a page; end the name with .png or .html"),
-        (["a", "--output", "no/map.png"], "no/map.png cannot be written: there is no folder no"),
+        (["a", "--output", "no/map.png"], "There is no folder no to write map.png in"),
         (["a", "--layer", "3"], "The decoder has no layer 3; its layers are 1 to 2"),
         (["a", "--head", "0"], "The decoder has no head 0; its heads are 1 to 2"),
         (["a " * 40], "The source has 41 tokens, but the model takes 32 at most"),
@@ -292,7 +292,7 @@ def test_files_are_aligned_line_by_line(
         (["--source", "x", "--target-file", "y", "--output", "map.png"], "A map is one sentence's"),
         (
             ["--source", "one.en", "--target-file", "one.en", "--output", "no/links"],
-            "no/links cannot be written: there is no folder no",
+            "There is no folder no to write links in",
         ),
         (["--source", "x", "--target-file", "y", "--beam-size", "2"], "--beam-size is of searching"),
         (["a", "--target", "b", "--max-length", "2"], "--max-length is of searching"),

@@ -15,11 +15,11 @@ from transformer_jax.cli_options import (
     add_running,
     add_search,
     check_files,
-    check_output,
     load_translator,
     search_changes,
 )
 from transformer_jax.errors import UserError
+from transformer_jax.files import check_writable
 from transformer_jax.line_files import CHUNK, output_file
 
 MAPS = (".png", ".html")
@@ -107,7 +107,7 @@ def _check_map(path: Path) -> None:
     """What can be told before a model is loaded."""
     if path.suffix.lower() not in MAPS:
         raise UserError(f"{path} is neither a picture nor a page; end the name with {' or '.join(MAPS)}.")
-    check_output(path)
+    check_writable(path)
 
 
 def _map(options: argparse.Namespace, found: Any) -> bytes:

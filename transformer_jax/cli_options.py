@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 from pathlib import Path
 from typing import Any
 
 from transformer_jax.errors import UserError
+from transformer_jax.files import check_writable
 
 MODEL_HELP = "a model folder, a run folder, a native Marian folder or .npz, or a name on the Hugging Face hub"
 
@@ -104,24 +104,14 @@ def load_translator(options: argparse.Namespace, stopwatch: Any = None) -> Any:
     return Translator(transformer, model.params, model.tokenizer, config, mesh, model.suppressed, stopwatch)
 
 
-def check_output(path: Path) -> None:
-    """That a file could be written there: what can be told before the work."""
-    if path.is_dir():
-        raise UserError(f"The output {path} is a folder; name a file.")
-    if not path.parent.is_dir():
-        raise UserError(f"{path} cannot be written: there is no folder {path.parent}; make it, or name another.")
-    if not os.access(path if path.exists() and not path.is_file() else path.resolve().parent, os.W_OK):
-        raise UserError(f"{path} cannot be written: its folder takes no new files; name another place.")
-
-
 def check_files(output: Path | None, *inputs: Path | None) -> None:
     """That the inputs are there, that the output can be, and that it would not take the place of an input."""
     if output is not None:
-        check_output(output)
+        check_writable(output)
     for path in inputs:
         if path is None:
             continue
         if path.is_dir() or not path.exists():
-            raise UserError(f"There is no file {path}.")
+            raise UserError(f"{path} is a folder; name a file." if path.is_dir() else f"There is no file {path}.")
         if output is not None and output.exists() and output.samefile(path) and path.is_file():
             raise UserError(f"The output {output} is one of the inputs, which would be lost; give it another name.")
