@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "transformer_jax"
-PAPER = ("attention", "layers", "model", "loss")
+PAPER = ("products", "attention", "layers", "model", "loss")
 SUPPORT = {"array_types", "config", "config_checks", "data_config", "errors"}
 MODULES = sorted(path.stem for path in PACKAGE.glob("*.py") if path.stem not in ("__init__", "__main__"))
 
@@ -108,7 +108,7 @@ def test_the_package_imports_a_name_when_it_is_asked_for() -> None:
     code = f"import sys, transformer_jax\n{listed}\ntransformer_jax.Transformer\n{listed}"
     first, second = map(ast.literal_eval, run_python(code).splitlines())
     assert first == []
-    assert {name.split(".")[1] for name in second} == SUPPORT | {"attention", "layers", "model"}
+    assert {name.split(".")[1] for name in second} == SUPPORT | {"products", "attention", "layers", "model"}
 
 
 def test_an_unknown_name_of_the_package_is_an_attribute_error() -> None:
@@ -120,7 +120,7 @@ def test_an_unknown_name_of_the_package_is_an_attribute_error() -> None:
 
 @pytest.mark.parametrize("name", [*PAPER, "optimizer"])
 def test_the_paper_part_imports_nothing_of_the_rest(name: str) -> None:
-    assert imported_by(name) <= SUPPORT | {"attention", "layers"}
+    assert imported_by(name) <= SUPPORT | {"products", "attention", "layers"}
 
 
 @pytest.mark.parametrize("name", MODULES)
