@@ -84,6 +84,18 @@ def test_a_run_that_makes_nothing_better_keeps_the_model_that_it_began_with(conf
     jax.tree.map(np.testing.assert_array_equal, kept.params, original.params)
 
 
+def test_sizes_that_the_model_does_not_have_are_said(config: RunConfig, caplog: pytest.LogCaptureFixture) -> None:
+    load_initial(config)
+    assert not caplog.records
+    asked = dataclasses.replace(config.model, d_model=24, n_encoder_layers=5, dropout=0.3)
+    initial = load_initial(dataclasses.replace(config, model=asked))
+    assert initial is not None
+    own = load_pretrained(TINY).config
+    assert initial.config.dropout == 0.3
+    message = f"has model.d_model {own.d_model}, model.n_encoder_layers {own.n_encoder_layers}."
+    assert caplog.records[0].getMessage().endswith(message)
+
+
 def test_the_row_that_hugging_face_added_is_dropped(config: RunConfig, tmp_path: Path) -> None:
     """As its converter makes it: <pad> last, a row of zeros, which the decoder starts from."""
     from transformer_jax.convert import convert

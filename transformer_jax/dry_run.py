@@ -16,6 +16,7 @@ from transformer_jax.errors import AbsentError
 from transformer_jax.model import Transformer
 from transformer_jax.optimizer import adam
 from transformer_jax.packing import make_layout
+from transformer_jax.pretrained import Pretrained
 from transformer_jax.run_data import find_task, find_tokenizer, read_texts, training_pairs
 from transformer_jax.run_folder import RunFolder
 from transformer_jax.run_model import (
@@ -83,13 +84,11 @@ def device_step(config: RunConfig, n_devices: int) -> Any:
     return step.lower(state, batch).compile()
 
 
-def resolve(config: RunConfig, n_devices: int) -> RunConfig:
-    """The run with its model as it will be, and with the checks that a run of so many devices makes. A vocabulary that
-    is to be trained is taken to have as many entries as it may."""
+def resolve(config: RunConfig, n_devices: int, initial: Pretrained | None) -> RunConfig:
+    """The run with its model as it will be, and with the checks that a run of so many devices makes; `initial` is
+    the model that it starts from. A vocabulary that is to be trained is taken to have as many entries as it may."""
     data = config.data
-    if config.init is not None:
-        initial = load_initial(config)
-        assert initial is not None
+    if initial is not None:
         config = dataclasses.replace(within_the_model(config, initial.config), model=initial.config)
     elif data.tokenizer is not None:
         config = dataclasses.replace(config, model=fit_model(config.model, load_tokenizer(data.tokenizer)))
@@ -108,7 +107,8 @@ def describe(
 ) -> list[str]:
     """The lines that a dry run prints. Two of them take a while and can be left out: memory, which is that of the
     `compiled` step, and `padding`, which is measured on the text."""
-    config = resolve(config, n_devices)
+    initial = load_initial(config)
+    config = resolve(config, n_devices, initial)
     m, data, train = config.model, config.data, config.train
     rows, length = batch_shape(config)
     tokens = rows * length
@@ -126,7 +126,7 @@ def describe(
         model_line(m),
         f"batch      {rows:,} rows of {length:,} slots a side, {tokens:,} + {tokens:,} in all ({data.batching}), over "
         f"{n_devices} devices",
-        *([padding_line(config)] if padding else []),
+        *([padding_line(config, initial)] if padding else []),
         f"programs   {1 if one_program else f'at most {data.n_buckets}'} for training",
         f"arithmetic {flops / 1e12:.3g} TFLOP a step, {total}",
         f"time       {seconds:.2g} s a step, {time} on {n_devices} {accelerator} (peak {peak / 1e12:,.0f} TFLOP/s each "
@@ -135,16 +135,18 @@ def describe(
     return [*lines, memory_line(config, n_devices)] if compiled else lines
 
 
-def padding_line(config: RunConfig) -> str:
-    """What share of a batch's slots would hold no token, with a vocabulary trained on the sample where the run would
-    train one; that its text is not there is told in the line. Nothing is left behind on the disk."""
+def padding_line(config: RunConfig, initial: Pretrained | None = None) -> str:
+    """What share of a batch's slots would hold no token; where the text is not there, the line tells that.
+
+    The tokenizer is that of `initial`, the model that the run starts from, or one trained on a sample of the text where
+    the run would train one. Nothing is left behind on the disk.
+    """
     limit = min(SAMPLE_PAIRS, config.data.limit or SAMPLE_PAIRS)
     data = dataclasses.replace(config.data, limit=limit, vocab_lines=min(limit, config.data.vocab_lines), cache=None)
     with tempfile.TemporaryDirectory() as name:
         folder = RunFolder(Path(name) / "run")
         try:
             texts = read_texts(data, download=False)
-            initial = load_initial(config)
             tokenizer = find_tokenizer(data, texts, progress=False) if initial is None else initial.tokenizer
             folder.create()
             tokenizer.save(folder.tokenizer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 
 import jax
@@ -15,6 +16,11 @@ from transformer_jax.pretrained import Pretrained, load_pretrained
 from transformer_jax.tokenizer import SentencePieceTokenizer, Tokenizer
 from transformer_jax.training import init_params
 
+log = logging.getLogger("transformer_jax")
+
+OF_THE_RUN = ("dropout", "attention_dropout", "feed_forward_dropout", "word_dropout", "dtype", "remat")
+"""What a run sets in a model that exists already; all else is the model's own."""
+
 
 def load_initial(config: RunConfig) -> Pretrained | None:
     """The model that a run starts from, in Marian's form where it can be: no row for padding, a zero start."""
@@ -24,9 +30,18 @@ def load_initial(config: RunConfig) -> Pretrained | None:
         raise UserError("A model that is trained on keeps its own tokenizer; leave out data.tokenizer, or init.")
     loaded = load_pretrained(config.init, positions=config.init_positions)
     model_config, params = without_start_row(loaded.config, loaded.params)
-    asked = ("dropout", "attention_dropout", "feed_forward_dropout", "word_dropout", "dtype", "remat")
-    model_config = dataclasses.replace(model_config, **{name: getattr(config.model, name) for name in asked})
+    kept = [name for name in _set_fields(config.model) if getattr(config.model, name) != getattr(model_config, name)]
+    kept = [f"model.{name} {getattr(model_config, name)}" for name in kept if name not in OF_THE_RUN]
+    if kept:
+        log.warning("What is trained on stays as it is; the model to start from has %s.", ", ".join(kept))
+    model_config = dataclasses.replace(model_config, **{name: getattr(config.model, name) for name in OF_THE_RUN})
     return dataclasses.replace(loaded, config=model_config, params=params)
+
+
+def _set_fields(config: ModelConfig) -> list[str]:
+    """Names of the settings that are not as they come."""
+    names = [field.name for field in dataclasses.fields(config)]
+    return [name for name in names if getattr(config, name) != getattr(ModelConfig(), name)]
 
 
 def fit_model(config: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
