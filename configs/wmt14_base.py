@@ -1,7 +1,7 @@
 """WMT14 English-German, the paper's base model (Tables 2 and 3): 100,000 steps, on eight accelerators about half a day.
 
     python train.py --config configs/wmt14_base.py --dry-run       # what it takes, without data
-    python train.py --config configs/wmt14_base.py                 # downloads the text by tensorflow-datasets first
+    python train.py --config configs/wmt14_base.py                 # downloads the text; needs pip install -e '.[tfds]'
 
 What the paper says of it in §5 and §6.1 stands here as written; where it is silent, the comments say what was chosen.
 """
