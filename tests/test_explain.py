@@ -296,6 +296,7 @@ def test_files_are_aligned_line_by_line(
         ),
         (["--source", "x", "--target-file", "y", "--beam-size", "2"], "--beam-size is of searching"),
         (["a", "--target", "b", "--max-length", "2"], "--max-length is of searching"),
+        (["a", "--target", "b", "--seed", "2"], "--seed is of searching"),
         (["a", "--n-best", "2"], "leave out --n-best"),
         (["--source", "x", "--target-file", "y", "--target", "z"], "name the translations' file"),
         (["--source", "one.en", "--target-file", "two.de"], "one.en has 1 lines and two.de has 2"),

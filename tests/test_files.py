@@ -6,6 +6,8 @@ import contextlib
 import os
 import resource
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 
 from transformer_jax.errors import UserError
 from transformer_jax.files import check_writable, whole_file, write_whole, writing
+from transformer_jax.line_files import output_file
 
 NOBODY = 65534
 LONG = "x" * 250 + ".png"
@@ -163,3 +166,62 @@ def test_a_protected_file_is_told(open_folder: Path) -> None:
         assert refusal(open_folder / "x.png") == f"{open_folder}/x.png cannot be written (Permission denied)."
         check_writable(open_folder / "y.png")
     assert [path.read_bytes() for path in open_folder.iterdir()] == [b"kept"]
+
+
+# --- others at work -----------------------------------------------------------------------------------------
+
+
+def test_a_check_does_no_harm_to_a_file_that_is_being_written(tmp_path: Path) -> None:
+    path = tmp_path / "out.txt"
+    with whole_file(path) as file:
+        file.write(b"hours of ")
+        check_writable(path)
+        write_whole(path, "another's")
+        file.write(b"work")
+    assert path.read_bytes() == b"hours of work"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_write_that_fails_half_way_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "out.txt"
+
+    def write() -> None:
+        with output_file(path) as file:
+            for _ in range(100):
+                file.write(b"1" * 1000)
+
+    with full_disk(2000), pytest.raises(UserError, match=r"out\.txt cannot be written \(File too large\)"):
+        write()
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_error_inside_is_no_error_of_the_file(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), whole_file(tmp_path / "out.txt"):
+        (tmp_path / "absent").read_bytes()
+    assert not list(tmp_path.iterdir())
+
+
+def test_permissions_are_those_of_the_file_before(tmp_path: Path) -> None:
+    path = tmp_path / "private.txt"
+    path.write_text("mine")
+    path.chmod(0o600)
+    write_whole(path, "still mine")
+    assert (path.read_text(), path.stat().st_mode & 0o777) == ("still mine", 0o600)
+    before = os.umask(0o027)
+    try:
+        write_whole(tmp_path / "new.txt", "new")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "new.txt").stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
+def test_what_is_open_is_written_to_from_where_it_stands(name: str, tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    log.write_text("kept\n")
+    code = (
+        f"from pathlib import Path; from transformer_jax.files import write_whole; write_whole(Path({name!r}), 'new')"
+    )
+    with log.open("a") as stdout:
+        subprocess.run([sys.executable, "-c", code], stdout=stdout, check=True)
+    assert log.read_text() == "kept\nnew"

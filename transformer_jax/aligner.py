@@ -45,6 +45,7 @@ class Aligner:
         check_choice(c.n_decoder_layers, c.n_heads, layer, head, "The decoder")
         self.translator, self.head = translator, head
         self.step: Step = step
+        self.slots = min(translator.config.batch_tokens, SCORED_SLOTS)
         self.by_space = split_by_space(translator.tokenizer, units)
         self._weights = _layer_weights(translator, layer or c.n_decoder_layers)
 
@@ -91,13 +92,13 @@ class Aligner:
         """Numbers of pairs of similar length, and the static length that holds them."""
         limit = self.translator.model.config.max_length
         rooms = [min([n for n in LENGTHS if n >= max(map(len, pair))] + [limit]) for pair in pairs]
-        for batch in length_sorted_batches(rooms, SCORED_SLOTS):
+        for batch in length_sorted_batches(rooms, self.slots):
             yield batch, rooms[batch[-1]]
 
     def _arrays(self, pairs: Sequence[TokenPair], room: int) -> Any:
         """Source ids, source segments and decoder inputs, each (rows, room): as many rows as a full batch has."""
         tokenizer, mesh = self.translator.tokenizer, self.translator.mesh
-        rows = -(-max(1, SCORED_SLOTS // room) // mesh.size) * mesh.size
+        rows = -(-max(1, self.slots // room) // mesh.size) * mesh.size
         source_ids = np.full((rows, room), tokenizer.source_pad_id, np.int32)
         segments = np.zeros((rows, room), np.int32)
         inputs = np.full((rows, room), self.translator.model.config.start_id, np.int32)

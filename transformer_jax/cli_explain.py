@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ from transformer_jax.cli_options import (
     add_search,
     check_files,
     load_translator,
-    search_changes,
 )
 from transformer_jax.errors import UserError
 from transformer_jax.files import check_writable
@@ -71,9 +71,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_no_search(options: argparse.Namespace) -> None:
-    asked = search_changes(options)
+    from transformer_jax.config import DecodeConfig
+
+    names = [field.name for field in dataclasses.fields(DecodeConfig) if field.name != "batch_tokens"]
+    asked = [name for name in names if getattr(options, name, None) is not None]
     if asked:
-        option = next(iter(asked)).replace("_", "-")
+        option = asked[0].replace("_", "-")
         raise UserError(f"--{option} is of searching for a translation, but one is given; leave one of them out.")
 
 
@@ -83,6 +86,8 @@ def _check_no_search(options: argparse.Namespace) -> None:
 def explain_sentence(options: argparse.Namespace) -> int:
     from transformer_jax.explain import check_choice, explain
 
+    if sys.stdout is None:
+        raise UserError("Standard output is closed, and what the model looked at is printed there; open it.")
     if options.output is not None:
         _check_map(options.output)
     if not options.sentence.strip():

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
+import re
+import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -52,13 +56,14 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes its name when it is complete.
+    """A file that takes its name when it is complete; what is written fails with an error that names it.
 
     What a link points to is written, not the link; a pipe, a device or an open file is written to, never replaced.
     """
     with writing(path):
         place, part = _places(path)
-        file = (part or place).open("wb")
+        opened = _open_as_it_is(place) if part is None else _open_new(part, place)
+        file = io.BufferedWriter(_Named(path, opened))
     try:
         yield file
         with writing(path):
@@ -66,7 +71,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
             if part is not None:
                 part.replace(place)
     finally:
-        with contextlib.suppress(OSError):  # what could not be written has been told of
+        with contextlib.suppress(OSError, UserError):  # what could not be written has been told of
             file.close()
         if part is not None:
             part.unlink(missing_ok=True)
@@ -85,20 +90,49 @@ def check_writable(path: Path) -> None:
         if part is not None:
             if place.exists():
                 place.open("ab").close()  # one that is protected could be replaced, but is not meant to be
-            part.open("wb").close()
+            os.close(_open_new(part, place))
             part.unlink()
 
 
+class _Named(io.FileIO):
+    """An open file whose errors name the path that the user knows."""
+
+    def __init__(self, path: Path, opened: int) -> None:
+        super().__init__(opened, "wb")
+        self.path = path
+
+    def write(self, data: Any, /) -> Any:
+        with writing(self.path):
+            return super().write(data)
+
+
 def _places(path: Path) -> tuple[Path, Path | None]:
-    """Where a file stands, and where it is written first; None where it is written to as it is."""
+    """Where a file stands, and where it is written first, a name of its own; None where it is written to as it is."""
     place = Path(os.path.realpath(path))  # of links that lead in a circle, too
     if any(map(_is_opened, (path, place))):
         return path, None
     if place.exists() and not place.is_file():
         return place, None
-    return place, place.with_name(f".{place.name}.part")
+    return place, place.with_name(f".{place.name}.{secrets.token_hex(4)}.part")
 
 
 def _is_opened(path: Path) -> bool:
     """Whether the name is one of something that is open, such as /dev/stdout; /dev/shm is a folder like others."""
     return str(path).startswith(("/dev/", "/proc/")) and not str(path).startswith("/dev/shm/")
+
+
+def _open_new(part: Path, place: Path) -> int:
+    """A new file, with the permissions of the one whose place it will take."""
+    opened = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    if place.exists():
+        with contextlib.suppress(OSError):
+            os.fchmod(opened, stat.S_IMODE(place.stat().st_mode))
+    return opened
+
+
+def _open_as_it_is(path: Path) -> int:
+    """A device or pipe, or what this process has open already, from where it stands: nothing is cut off."""
+    name = {"/dev/stdout": "/dev/fd/1", "/dev/stderr": "/dev/fd/2"}.get(str(path), str(path))
+    if found := re.fullmatch(r"(?:/dev|/proc/self)/fd/(\d+)", name):
+        return os.dup(int(found[1]))
+    return os.open(path, os.O_WRONLY)
