@@ -170,6 +170,13 @@ def test_it_fits_its_window_in_light_and_dark(size: tuple[int, int], browser: Br
     browser.resize(*size)
     browser.open(tmp_path / "long.html")
     assert browser.overflow() == 0
+    for n in (3, 25):  # what one points at is explained within the window, however long the list is
+        browser.hover(browser.find(f"[data-side=lookers][data-n='{n}']"))
+        top, bottom, height = browser.run(
+            "const box = document.getElementById('detail').getBoundingClientRect();"
+            "return [box.top, box.bottom, innerHeight]"
+        )
+        assert 0 < top < bottom <= height
     light = browser.colour("body")
     browser.prefer("dark")
     assert browser.colour("body") != light
