@@ -37,6 +37,7 @@ from transformer_jax.model import Transformer
 from transformer_jax.model_folder import save_model
 from transformer_jax.optimizer import adam
 from transformer_jax.packing import make_layout
+from transformer_jax.plots import is_number
 from transformer_jax.progress import Progress
 from transformer_jax.run_data import Texts, find_tokenizer, read_texts, to_tokens, training_pairs
 from transformer_jax.run_folder import METRIC_NAMES, RunFolder
@@ -143,7 +144,10 @@ class Trainer:
         return load_tokenizer(self.folder.tokenizer)
 
     def _check_same_tokenizer(self, config: DataConfig) -> None:
-        before, now = (self.folder.config or {}).get("data", {}), to_json(config)
+        unknown = "Whether the run was started with the same options of its vocabulary is not checked."
+        before, now = self.folder.read_config(unknown).get("data"), to_json(config)
+        if not isinstance(before, dict):
+            return  # a file that was damaged or that another program wrote
         for name in ("tokenizer", "tokenizer_type", "vocab_size", "task"):
             if name in before and before[name] != now[name]:
                 raise UserError(
@@ -220,8 +224,9 @@ class Trainer:
     def _best_so_far(self, step: int, best: Best) -> Best:
         """The best evaluation up to a checkpoint; that of the average came after it was saved."""
         for record in self.folder.records("average"):
-            if record["step"] == step and "score" in record and (best.score is None or record["score"] > best.score):
-                best = Best(record["score"], step)
+            score = record.get("score")
+            if record["step"] == step and is_number(score) and (best.score is None or score > best.score):
+                best = Best(score, step)
         return best
 
     def _patience_is_over(self, best: Best) -> bool:
