@@ -21,7 +21,7 @@ def samples_page(records: list[Record]) -> str:
     First a table with a row for each sentence and a column for some evaluations: the first, the last, the best, and
     others between them. Then for each sentence all evaluations, those that agree in one line.
     """
-    stages = [r for r in records if _are_samples(r.get("samples"))]
+    stages = [r for r in records if samples_of(r)]
     if not stages:
         return "No sentence was translated during this run.\n"
     best = _best(stages)
@@ -29,7 +29,7 @@ def samples_page(records: list[Record]) -> str:
     heads = [f"step {stages[i]['step']:,}{' (best)' if i == best else ''}" for i in shown]
     lines = ["# Samples", "", "## Side by side", ""]
     lines += [f"| source | {' | '.join(heads)} |", "|---|" + "---|" * len(shown)]
-    sources = [source for source, _ in stages[-1]["samples"]]
+    sources = [source for source, _ in samples_of(stages[-1])]
     for source in sources:
         lines.append(f"| {' | '.join([_cell(source), *(_cell(_translation(stages[i], source)) for i in shown)])} |")
     lines += ["", "## Every evaluation", ""]
@@ -58,13 +58,14 @@ def choose_stages(n_stages: int, best: int | None, most: int = MOST_COLUMNS) -> 
     return sorted(chosen)
 
 
-def _are_samples(value: Any) -> bool:
-    """Whether a record has sentences with their translations: a file that was damaged may hold anything."""
-    return isinstance(value, list) and bool(value) and all(map(_is_sample, value))
+def samples_of(record: Record) -> list[list[str]]:
+    """The sentences of an evaluation, each with its translation; none where the record is damaged and says others."""
+    samples = record.get("samples")
+    return samples if isinstance(samples, list) and all(map(_is_sample, samples)) else []
 
 
 def _is_sample(value: Any) -> bool:
-    return isinstance(value, list | tuple) and len(value) == 2 and all(isinstance(text, str) for text in value)
+    return isinstance(value, list) and len(value) == 2 and all(isinstance(text, str) for text in value)
 
 
 def _best(stages: Sequence[Record]) -> int | None:

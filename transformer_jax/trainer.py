@@ -49,6 +49,7 @@ from transformer_jax.run_model import (
     model_line,
     within_the_model,
 )
+from transformer_jax.samples_page import samples_of
 from transformer_jax.sharding import data_mesh, is_main_process, replicate, shard_rows, wait_for_main
 from transformer_jax.tokenizer import Tokenizer, load_tokenizer
 from transformer_jax.training import StepLog, TrainState, init_params, make_loss_step, make_train_step, start_from
@@ -224,7 +225,7 @@ class Trainer:
     def _best_so_far(self, step: int, best: Best) -> Best:
         """The best evaluation up to a checkpoint; that of the average came after it was saved."""
         for record in self.folder.records("average"):
-            score = record.get("score")
+            score: Any = record.get("score")
             if record["step"] == step and is_number(score) and (best.score is None or score > best.score):
                 best = Best(score, step)
         return best
@@ -367,11 +368,11 @@ class Trainer:
         self._tell_results(step, results[0])
 
     def _tell_results(self, step: int, result: dict[str, Any]) -> None:
-        shown = self.folder.records("validation")
-        if shown and shown[-1].get("samples"):
-            width = max(len(source) for source, _ in shown[-1]["samples"])
-            for source, translation in shown[-1]["samples"]:
-                self.say(f"  {source:<{width}}  ->  {translation}")
+        evaluations = self.folder.records("validation")
+        samples = samples_of(evaluations[-1]) if evaluations else []
+        width = max((len(source) for source, _ in samples), default=0)
+        for source, translation in samples:
+            self.say(f"  {source:<{width}}  ->  {translation}")
         self.say(f"finished   {step:,} steps")
         if result["best_score"] is not None:
             name = METRIC_NAMES[self.config.decode.metric]
