@@ -6,6 +6,7 @@ import dataclasses
 import io
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -206,7 +207,8 @@ def pixels(png: bytes) -> np.ndarray:
 
 
 def test_the_picture_has_a_panel_for_every_layer_and_head() -> None:
-    whole, one_layer, one = (pixels(attention_picture(FOUND, *choice)) for choice in ((), (1,), (1, 1)))
+    found = made(["▁A", "▁t", "ul"], ["▁Eine", "▁Tul", "pe"], heads=8)  # wider than the titles
+    whole, one_layer, one = (pixels(attention_picture(found, *choice)) for choice in ((), (1,), (1, 1)))
     assert whole.shape[0] > one_layer.shape[0] == one.shape[0]
     assert whole.shape[1] == one_layer.shape[1] > one.shape[1]
 
@@ -233,6 +235,24 @@ def test_signs_of_mathematics_and_unknown_scripts_are_drawn_as_text(caplog: pyte
     attention_picture(made(["▁$x^2$", "$", "$\\frac$", "\\"], ["\U00012000"], layers=(1, 1)))
     ours = [record.getMessage() for record in caplog.records if record.name == "transformer_jax"]
     assert [message[:44] for message in ours] == ["No font of this machine has some of the char"]
+
+
+@pytest.mark.parametrize("token", ["i" * 12, "W" * 12, "日本語日本語", "😀" * 6, "ß\udcff"], ids=ascii)
+def test_labels_and_titles_have_room(token: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No text reaches over the edge, over another text or into a panel."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figures: list[Any] = []
+    monkeypatch.setattr(FigureCanvasAgg, "print_png", lambda canvas, *_: figures.append(canvas.figure))
+    attention_picture(made([token, "b"], [token, "c"]), 1, 1)
+    (figure,) = figures
+    texts = [text for text in figure.texts if text.get_text()]
+    boxes = [text.get_window_extent() for text in texts] + [axes.get_window_extent() for axes in figure.axes]
+    for n, box in enumerate(boxes):
+        assert 0 <= box.x0 < box.x1 <= figure.bbox.width
+        assert 0 <= box.y0 < box.y1 <= figure.bbox.height
+        assert not any(box.overlaps(other) for other in boxes[n + 1 :]), [text.get_text() for text in texts][n:]
+    assert len(texts) == 3 * (len(["title", "layer", "head"]) + 3 + 3)
 
 
 def test_a_picture_too_large_to_look_at_is_refused() -> None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
+import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,7 @@ from test_files import LONG
 from transformer_jax import cli
 from transformer_jax.cli_watch import run_names
 from transformer_jax.errors import UserError
-from transformer_jax.plots import RunCurves, curves_figure, epochs_per_step
+from transformer_jax.plots import MOST_RUNS, RunCurves, curves_figure, draw_curves, epochs_per_step, legible, widest
 from transformer_jax.run_folder import RunFolder
 
 Record = dict[str, Any]
@@ -66,7 +70,7 @@ def test_a_runs_numbers_are_drawn_over_its_steps() -> None:
     assert curves(score) == [[[20, 31.5]]]
     assert labels(loss.get_legend()) == ["training", "validation", "lowest possible, 0.500"]
     (floor,) = [line for line in loss.lines if line.get_linestyle() == ":"]
-    assert set(floor.get_ydata()) == {0.5}
+    assert set(np.asarray(floor.get_ydata())) == {0.5}
     assert score.get_title().endswith("BLEU")
     training, validation = (line.get_color() for line in loss.lines[:2])
     assert training != validation
@@ -137,9 +141,69 @@ def test_an_empty_panel_says_so() -> None:
     assert score.get_title() == "score on the validation text: BLEU"
 
 
-def test_ten_runs_can_be_told_apart() -> None:
-    figure = curves_figure([RunCurves(str(n), TRAIN) for n in range(10)])
-    assert len({(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines}) == 10
+def test_runs_can_be_told_apart_and_too_many_are_refused() -> None:
+    runs = [RunCurves(str(n), TRAIN) for n in range(MOST_RUNS + 1)]
+    styles = {(line.get_color(), line.get_linestyle()) for line in curves_figure(runs[:-1]).axes[0].lines}
+    assert len(styles) == MOST_RUNS == 21
+    assert ":" not in {line for _, line in styles}  # which is a floor's
+    with pytest.raises(UserError, match="22 runs are named; the curves of 21 can be told apart"):
+        curves_figure(runs)
+
+
+# --- names --------------------------------------------------------------------------------------------------
+
+NAMES = ["a$b$c", "x$\\q$", "_x", "p\udcff", "\U00012000", "日本語", "a\nb"]
+
+
+@pytest.mark.filterwarnings("ignore:Glyph")  # of a figure that is not drawn
+def test_names_are_drawn_as_they_are(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Signs of TeX, bytes that are no text, characters that no font has: of these one line tells."""
+    runs = [RunCurves(name, TRAIN, 0.5 + n, "$\\q$") for n, name in enumerate(NAMES)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        draw_curves(tmp_path / "out.png", runs)
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+    (record,) = caplog.records
+    assert record.getMessage() == "No font of this machine has some of the characters: boxes stand for them."
+
+    figure = curves_figure(runs)
+    of_loss: Any = figure.axes[0].get_legend()
+    drawn = [*figure.legends[0].get_texts(), *of_loss.get_texts()[2:], figure.axes[3].title]
+    shown = ["p\\xff" if name == "p\udcff" else name for name in NAMES]
+    floors = [f"lowest possible, {n}.500 ({name})" for n, name in enumerate(shown)]
+    title = "score on the validation text: $\\q$"
+    assert [text.get_text() for text in drawn] == [*shown, *floors, title]
+    assert not any(text.get_parse_math() for text in drawn)
+
+
+def test_other_warnings_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformer_jax.plots.write_png", lambda *_: warnings.warn("a rainy day", stacklevel=1))
+    with pytest.warns(UserWarning, match="a rainy day"):
+        draw_curves(tmp_path / "out.png", [RunCurves("one", TRAIN)])
+
+
+def test_lone_surrogates_are_legible() -> None:
+    assert legible("ü\udcff\udc80") == "ü\\xff\\x80"
+    assert legible("\ud800日") == "?日"
+
+
+@pytest.mark.parametrize("length", [20, 45, 255])
+def test_long_names_stay_inside_the_picture(length: int) -> None:
+    runs = [RunCurves("W" * (length - 1) + str(n), TRAIN, 0.5 + n) for n in range(4)]
+    figure = curves_figure(runs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of a layout that has no room
+        figure.draw_without_rendering()
+    legend = figure.legends[0]
+    box = legend.get_window_extent()
+    assert 0 <= box.x0 < box.x1 <= figure.bbox.width
+    assert [text.get_text().replace("\n", "") for text in legend.get_texts()] == [run.name for run in runs]
+
+
+def test_the_widest_text_is_measured() -> None:
+    """A monospaced sign would be as wide as another; in points of 1/72 inch a W of this font is 0.99 of its size."""
+    assert widest(["iiii", "WWWW"], 72, 100) == pytest.approx(4 * 0.99, abs=0.1)
+    assert widest([], 72, 100) == 0
 
 
 def test_epochs_follow_from_what_the_records_say() -> None:
@@ -150,10 +214,34 @@ def test_epochs_follow_from_what_the_records_say() -> None:
     assert epochs_per_step(VALIDATION) is None
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), None, "2.5", True, [1]])
+NO_NUMBERS = [float("nan"), float("inf"), None, "2.5", True, [1], 10**400, -(10**400), 1e308, -1e308]
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS, ids=lambda value: str(value)[:9])
 def test_what_is_no_number_is_left_out(value: Any) -> None:
-    records = [*TRAIN, {"kind": "train", "step": 30, "loss": value}]
+    records = [*TRAIN, {"kind": "train", "step": 30, "loss": value, "epoch": value}]
     assert curves(curves_figure([RunCurves("one", records)]).axes[0]) == [[[10, 3.0], [20, 2.0]]]
+    assert epochs_per_step(records) == 0.25
+
+
+def test_what_is_no_number_is_no_step_and_no_score(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a file that was damaged, from which the rest is drawn."""
+    records = [*TRAIN, *VALIDATION]
+    for value in NO_NUMBERS:
+        records += [{"kind": "train", "step": value, "loss": 1.0}, {"kind": "validation", "step": 20, "score": value}]
+        records += [{"kind": "train", "step": 20, "loss": value, "epoch": value}]
+    run = write_run(tmp_path / "one", records)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write("[" * 100_000 + "\n" + '{"kind": "train", "step": ' + "9" * 5000 + "}\n")
+    for across in ("step", "epoch"):
+        assert plot(run, "--output", tmp_path / "out.png", "--x", across) == 0
+        assert capsys.readouterr().out.startswith("one  20 steps, best score 31.5 at step 20\n")
+
+
+def test_the_largest_numbers_are_drawn(tmp_path: Path) -> None:
+    records = [{"kind": "train", "step": 10**n, "loss": loss, "epoch": 1e30} for n, loss in ((0, 1e30), (30, -1e30))]
+    for across in ("step", "epoch"):
+        draw_curves(tmp_path / "out.png", [RunCurves("one", records)], across)
 
 
 def test_the_floor_and_the_score_are_those_of_the_config(tmp_path: Path) -> None:
@@ -193,7 +281,7 @@ def test_a_damaged_config_is_told_in_a_line_and_the_rest_is_drawn(
     (record,) = caplog.records
     message = record.getMessage()
     assert message.startswith(f"{run}/config.json ")
-    assert message.endswith(" The run's settings are taken as unknown, the floor of its loss and its metric too.")
+    assert message.endswith(" Its curves are drawn without the floor of the loss and the name of the score.")
     assert "\n" not in message
 
 
@@ -210,6 +298,17 @@ def test_plot_draws_runs_of_the_same_name_and_tells_where_they_are(
     assert capsys.readouterr().out == (
         f"a/dates  20 steps, best BLEU 31.5 at step 20\nb/dates  20 steps\nwritten  {tmp_path}/both.png\n"
     )
+
+
+def test_names_that_are_no_text_are_printed_as_they_came(tmp_path: Path) -> None:
+    """In a process of its own: standard output takes UTF-8 only, and the names hold a byte that is none."""
+    run = os.fsencode(write_run(tmp_path / "r\udcfe", TRAIN))
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    command = [sys.executable, "-m", "transformer_jax", "plot", run, "--output", b"p\xff.png"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout == b"r\xfe  20 steps\nwritten  p\xff.png\n"
+    assert (tmp_path / "p\udcff.png").is_file()
 
 
 def test_names_are_as_short_as_they_can_be() -> None:

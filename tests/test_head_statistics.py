@@ -273,6 +273,43 @@ def test_mistakes_are_told_in_a_sentence(run: Path, tmp_path: Path, capsys: pyte
         assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"d_model": 32}, "The checkpoints of {} are not of the model that its config.json describes."),
+        ({"n_decoder_layers": 1}, "The checkpoints of {} are not of the model that its config.json describes."),
+        ({"norm_epsilon": "x"}, "{}/config.json does not describe a model of this version"),
+        ({"d_ff": 10**400}, "{}/config.json does not describe a model of this version"),
+    ],
+    ids=lambda value: str(value)[:24],
+)
+def test_checkpoints_of_another_model_than_the_config_says_are_told(
+    change: dict, sentence: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    described = json.loads((run / "config.json").read_text())
+    described["model"].update(change)
+    (other / "config.json").write_text(json.dumps(described))
+    assert heads(other, "--all", "--dates", 40) == 2
+    error = capsys.readouterr().err
+    assert sentence.format(other) in error
+    assert error.count("\n") == 1
+
+
+def test_a_damaged_config_is_told_with_what_comes_of_it(
+    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    (other / "config.json").write_text("{")
+    assert heads(other, "--dates", 40) == 0
+    (record,) = [record for record in caplog.records if record.name == "transformer_jax"]
+    message = record.getMessage()
+    assert message.startswith(f"{other}/config.json is not valid JSON")
+    assert message.endswith(" Whether the run was trained on the dates is told by the model's alphabet alone.")
+
+
 def test_a_run_of_another_task_with_the_same_letters_is_refused(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

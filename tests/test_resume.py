@@ -175,6 +175,23 @@ def test_a_run_is_not_resumed_as_another_and_stays_as_it_was(
     assert (reversal_run / "config.json").read_bytes() == before
 
 
+@pytest.mark.parametrize("config", ["{", '{"data": 3, "model": []}'])
+def test_a_run_with_a_damaged_config_goes_on(
+    config: str, reversal_run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(reversal_run, folder)
+    (folder / "config.json").write_text(config)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "average", "step": 2, "score": "x"}\n{"kind": "validation", "step": 2, "samples": 3}\n')
+    assert run_command(lambda: train_main([*REVERSAL, "--output", str(folder)])) == 0
+    assert json.loads((folder / "config.json").read_text()) == json.loads((reversal_run / "config.json").read_text())
+    messages = [record.getMessage() for record in caplog.records if "config.json" in record.getMessage()]
+    assert len(messages) == (config != '{"data": 3, "model": []}')
+    for message in messages:
+        assert message.endswith(" Whether the run was started with the same options of its vocabulary is not checked.")
+
+
 ROOT = Path(__file__).parents[1]
 REVERSAL = ["--config", str(ROOT / "configs" / "reverse.py"), "--train.n-devices", "1", "--decode.limit", "8"]
 REVERSAL += ["--train.steps", "2", "--train.evaluate-every", "2"]

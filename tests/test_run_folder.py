@@ -107,6 +107,15 @@ def test_curves_and_samples_are_written_whole(folder: RunFolder) -> None:
     assert not list(folder.folder.glob(".*"))  # no half-written file is left
 
 
+def test_lone_surrogates_of_a_damaged_file_are_replaced(folder: RunFolder) -> None:
+    line = b'{"kind": "validation", "step": 1, "samples": [["a", "\\ud800"]]}\n'
+    folder.metrics.write_bytes(line)
+    folder.draw()
+    folder.forget_after(1)
+    assert "| `a` | `?` |" in (folder.folder / "samples.md").read_text(encoding="utf-8")
+    assert folder.metrics.read_bytes() == line.replace(b"\\ud800", b"?")
+
+
 def test_curves_of_a_run_without_records_are_drawn_too(folder: RunFolder) -> None:
     folder.draw()
     assert (folder.folder / "curves.png").is_file()

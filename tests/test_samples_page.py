@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 
 from transformer_jax.samples_page import choose_stages, samples_page
@@ -66,6 +69,21 @@ def test_every_column_is_filled_whenever_the_best_came() -> None:
 def test_no_stage_is_called_the_best_where_nothing_was_scored() -> None:
     page = samples_page([{"step": 1, "samples": [["a", "b"]]}, {"step": 2, "samples": [["a", "b"]]}])
     assert "| source | step 1 | step 2 |" in page
+
+
+@pytest.mark.parametrize("score", [math.nan, math.inf, True, "0.9", 10**400], ids=lambda score: str(score)[:4])
+def test_a_score_that_is_no_number_is_not_the_best(score: Any) -> None:
+    sentences = [["a", "b"]]
+    scores = (score, 0.5, 0.75)
+    page = samples_page([{"step": n, "score": s, "samples": sentences} for n, s in enumerate(scores, 1)])
+    assert "| source | step 1 | step 2 | step 3 (best) |" in page
+    assert "(best)" not in samples_page([{"step": 1, "score": score, "samples": sentences}])
+
+
+@pytest.mark.parametrize("samples", [3, {"a": "b"}, ["ab"], [["a"]], [["a", 3]], [[["a"], "b"]]], ids=repr)
+def test_samples_of_a_damaged_record_are_left_out(samples: Any) -> None:
+    whole = {"step": 2, "score": 1.0, "samples": [["a", "b"]]}
+    assert samples_page([{"step": 1, "score": 2.0, "samples": samples}, whole]) == samples_page([whole])
 
 
 def test_the_tables_stay_whole_whatever_a_translation_holds() -> None:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import io
-import logging
-import warnings
 from typing import Any
 
 import numpy as np
 
 from transformer_jax.errors import UserError
 from transformer_jax.explain import KINDS, Explanation, Kind, check_choice
-from transformer_jax.plots import BLUE, GREY
-
-log = logging.getLogger("transformer_jax")
+from transformer_jax.plots import BLUE, GREY, font_families, legible, one_warning_of_absent_glyphs, widest
 
 TITLES: dict[Kind, str] = {
     "encoder": "Encoder self-attention: source tokens (rows) look at source tokens (columns)",
@@ -27,10 +23,8 @@ GAP, TITLE, NAME, EDGE = 0.14, 0.32, 0.2, 0.15
 """Inches between panels, for the title of a block, for the heads' and layers' names, around the picture."""
 PAD = 0.03
 """Inches between a label and its panel."""
-CHARACTER = 0.64
-"""Width of a label's character, in sizes of its font."""
+TITLE_FONT = {"size": 10, "weight": "bold"}
 MOST_PIXELS = 60_000_000
-FONTS = ("DejaVu Sans", "Noto Sans CJK JP", "Noto Sans CJK SC", "Noto Sans Arabic", "Noto Sans Devanagari")
 
 
 def attention_picture(explanation: Explanation, layer: int | None = None, head: int | None = None) -> bytes:
@@ -38,29 +32,29 @@ def attention_picture(explanation: Explanation, layer: int | None = None, head: 
 
     `layer` and `head`, counted from 1, leave only these. White is 0, the darkest blue is 1.
     """
+    with one_warning_of_absent_glyphs(" A page (.html) has them."):
+        return _picture(explanation, layer, head)
+
+
+def _picture(explanation: Explanation, layer: int | None, head: int | None) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     longest = max(len(labels) for kind in KINDS for labels in explanation.labels(kind))
     cell = float(np.clip(PANEL / longest, SMALLEST, LARGEST))
     blocks = [_Block(explanation, kind, layer, head, cell) for kind in KINDS]
-    width = max(block.width for block in blocks) + 2 * EDGE
+    titles = widest((block.title for block in blocks), dpi=DPI, **TITLE_FONT)
+    width = max(titles, *(block.width for block in blocks)) + 2 * EDGE
     height = sum(block.height for block in blocks) + 2 * EDGE
     if width * height * DPI**2 > MOST_PIXELS:
         raise UserError("The picture would be too large; choose a --layer or --head, or write a page (.html).")
     figure = Figure(figsize=(width, height), dpi=DPI)
     canvas, top = FigureCanvasAgg(figure), height - EDGE
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for block in blocks:
-            block.draw(figure, top)
-            top -= block.height
-        content = io.BytesIO()
-        canvas.print_png(content)
-    if any("Glyph" in str(warning.message) for warning in caught):
-        log.warning(
-            "No font of this machine has some of the characters: boxes stand for them. A page (.html) has them."
-        )
+    for block in blocks:
+        block.draw(figure, top)
+        top -= block.height
+    content = io.BytesIO()
+    canvas.print_png(content)
     return content.getvalue()
 
 
@@ -72,21 +66,20 @@ class _Block:
         n_layers, n_heads = weights_NHTS.shape[:2]
         check_choice(n_layers, n_heads, layer, head, f"The {'encoder' if kind == 'encoder' else 'decoder'}")
         self.weights_NHTS, self.title = weights_NHTS, TITLES[kind]
-        self.rows, self.columns = explanation.labels(kind)
+        self.rows, self.columns = ([legible(label) for label in labels] for labels in explanation.labels(kind))
         self.layers = range(n_layers) if layer is None else [layer - 1]
         self.heads = range(n_heads) if head is None else [head - 1]
-        self.cell, self.families = cell, _families()
+        self.cell, self.families = cell, font_families()
         self.font = min(9.0, 72 * cell * 0.75)
-        character = CHARACTER * self.font / 72
+        self.left = NAME + widest(self.rows, self.font, DPI) + 0.08
         # Labels of one character stand upright; the special tokens' among them are turned.
-        self.left = NAME + character * max(map(len, self.rows)) + 0.08
-        self.below = max(character * max(map(len, self.columns)), cell) + 0.08
+        self.below = max(widest(self.columns, self.font, DPI), cell) + 0.08
         self.panel = (cell * len(self.columns), cell * len(self.rows))
         self.width = self.left + len(self.heads) * (self.panel[0] + GAP)
         self.height = TITLE + NAME + len(self.layers) * (self.panel[1] + GAP) + self.below
 
     def draw(self, figure: Any, top: float) -> None:
-        self._text(figure, EDGE, top - TITLE / 2, self.title, 10, weight="bold")
+        self._text(figure, EDGE, top - TITLE / 2, self.title, **TITLE_FONT)
         top -= TITLE + NAME
         for row, layer in enumerate(self.layers):
             bottom = top - self.panel[1]
@@ -136,11 +129,3 @@ class _Block:
         """Inches as shares of the picture."""
         of_width, of_height = figure.get_size_inches()
         return x / of_width, y / of_height, width / of_width, height / of_height
-
-
-def _families() -> list[str]:
-    """Fonts for labels in any script, of those that this machine has."""
-    from matplotlib.font_manager import fontManager
-
-    present = {font.name for font in fontManager.ttflist}
-    return [name for name in FONTS if name in present]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax.checkpoint import Checkpoints, array_shapes, read_params
@@ -82,9 +82,7 @@ def average_run(run: Path, output: Path, last: int | None = None, steps: Sequenc
         chosen = last_steps(chosen, len(chosen) if last is None else last, run)
     config, tokenizer = trained_config(run), load_tokenizer(folder.tokenizer)
     params, _ = average_params(folder.checkpoints, chosen)
-    wanted = jax.eval_shape(lambda: init_params(Transformer(config), 0))
-    if jax.tree.map(jnp.shape, params) != jax.tree.map(lambda x: x.shape, wanted):
-        raise UserError(f"The checkpoints of {run} are not of the model that its config.json describes.")
+    check_shapes(run, config, params)
     suppressed, search = (), {}
     if (folder.model / "config.json").is_file():
         model = load_model(folder.model)
@@ -92,6 +90,17 @@ def average_run(run: Path, output: Path, last: int | None = None, steps: Sequenc
     save_model(output, config, params, suppressed, search)
     tokenizer.save(output)
     return chosen
+
+
+def check_shapes(run: Path, config: ModelConfig, params: Params) -> None:
+    """That parameters of a run's checkpoints are those of the model that its config.json describes."""
+    if array_shapes(params) != _shapes_of_model(config):
+        raise UserError(f"The checkpoints of {run} are not of the model that its config.json describes.")
+
+
+@functools.cache
+def _shapes_of_model(config: ModelConfig) -> dict[str, list[int]]:
+    return array_shapes(jax.eval_shape(lambda: init_params(Transformer(config), 0)))
 
 
 def kept_steps(run: Path, wanted: Sequence[int] | None = None) -> list[int]:
@@ -113,7 +122,18 @@ def kept_steps(run: Path, wanted: Sequence[int] | None = None) -> list[int]:
 def trained_config(run: Path) -> ModelConfig:
     """The architecture that a run trains, vocabulary size filled in."""
     described: Any = read_json(run / "config.json").get("model")
-    known = {field.name for field in dataclasses.fields(ModelConfig)}
-    if not isinstance(described, dict) or not described.keys() <= known:
+    defaults = {field.name: field.default for field in dataclasses.fields(ModelConfig)}
+    if not isinstance(described, dict) or not all(
+        name in defaults and _is_of_the_kind_of(defaults[name], value) for name, value in described.items()
+    ):
         raise UserError(f"{run / 'config.json'} does not describe a model of this version; train or convert it anew.")
     return ModelConfig(**described)
+
+
+def _is_of_the_kind_of(default: Any, value: Any) -> bool:
+    """A number for a number and so on; what may be left open (None) is a whole number."""
+    if type(value) is int and abs(value) >= 2**31:
+        return False  # no size of an array
+    if default is None:
+        return value is None or type(value) is int
+    return type(value) in ((int, float) if isinstance(default, float) else (type(default),))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from transformer_jax.errors import UserError
 from transformer_jax.files import check_writable
+from transformer_jax.line_files import output_file
 
 
 def add_plot(parser: argparse.ArgumentParser) -> None:
@@ -44,9 +44,9 @@ def plot(options: argparse.Namespace) -> int:
             if epochs_per_step(run.records) is None:
                 raise UserError(f"The records of {run.name} do not say how long an epoch is; take --x step.")
     draw_curves(options.output, curves, options.x)
-    for run in curves:
-        print(f"{run.name:<{max(len(other.name) for other in curves)}}  {_summary(run.records, run.score_name)}")
-    print(f"written  {options.output}")
+    width = max(len(run.name) for run in curves)
+    lines = [f"{run.name:<{width}}  {_summary(run.records, run.score_name)}" for run in curves]
+    _print(*lines, f"written  {options.output}")
     return 0
 
 
@@ -63,14 +63,23 @@ def heads(options: argparse.Namespace) -> int:
     else:
         stages = [stage_of_model(options.model, options.dates)]
     if options.format == "json":
-        print(json.dumps(as_json(stages, options.dates), indent=2))
+        _print(json.dumps(as_json(stages, options.dates), indent=2))
     else:
-        print(f"{options.model}: {options.dates:,} held-out dates; how often the strongest weight of each head of the")
-        print("decoder's attention to the encoder is where the answer stands, for these tokens:\n")
-        print(as_text(stages))
+        _print(
+            f"{options.model}: {options.dates:,} held-out dates; how often the strongest weight of each head of the",
+            "decoder's attention to the encoder is where the answer stands, for these tokens:\n",
+            as_text(stages),
+        )
     if options.output is not None:
         write_png(options.output, heads_figure(stages))
     return 0
+
+
+def _print(*lines: str) -> None:
+    """On standard output; a name comes out as the bytes that it came in as, whether or not they are text."""
+    with output_file(None) as output:
+        output.write(os.fsencode("".join(f"{line}\n" for line in lines)))
+        output.flush()
 
 
 def run_names(runs: Sequence[Path]) -> list[str]:
@@ -107,8 +116,9 @@ def _read_curves(run: Path, name: str) -> Any:
 
 def _summary(records: list[dict[str, Any]], score_name: str) -> str:
     """Where a run is, and its best score."""
-    scored = [r for r in records if r["kind"] in ("validation", "average") and isinstance(r.get("score"), int | float)]
-    scored = [r for r in scored if math.isfinite(r["score"])]
+    from transformer_jax.plots import is_number
+
+    scored = [r for r in records if r["kind"] in ("validation", "average") and is_number(r.get("score"))]
     reached = f"{max(r['step'] for r in records):,} steps"
     if not scored:
         return reached

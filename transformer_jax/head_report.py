@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from transformer_jax.averaging import kept_steps, trained_config
+from transformer_jax.averaging import check_shapes, kept_steps, trained_config
 from transformer_jax.checkpoint import read_params
 from transformer_jax.head_statistics import (
     KINDS,
@@ -28,6 +28,7 @@ from transformer_jax.tokenizer import load_tokenizer
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+UNKNOWN_TASK = "Whether the run was trained on the dates is told by the model's alphabet alone."
 NUMBER_WIDTH, LABEL_WIDTH = 14, 16
 SHORT = {"digits": "digits", "first_letter": "first letter", "month": "all letters", "rest": "spaces, end"}
 
@@ -47,21 +48,23 @@ def stage_of_model(name: str, n_dates: int) -> Stage:
     pairs, model = held_out_dates(n_dates), load_pretrained(name)
     source = model.source if model.source.name else model.source.absolute()  # of "." too
     if source.name == "model":  # of a run, whose folder says more than the model's
-        check_training(str(source.parent), RunFolder(source.parent).config or {})
+        check_training(str(source.parent), RunFolder(source.parent).read_config(UNKNOWN_TASK))
     return Stage("model", None, head_statistics(Transformer(model.config), model.params, model.tokenizer, pairs))
 
 
 def stages_of_run(run: Path, steps: Sequence[int] | None, n_dates: int) -> list[Stage]:
     """Those of a run's checkpoints, all that it keeps or those of these steps, in order."""
     pairs, chosen = held_out_dates(n_dates), kept_steps(run, steps)
-    folder = RunFolder(run)
-    model, tokenizer = Transformer(trained_config(run)), load_tokenizer(folder.tokenizer)
-    check_training(str(run), folder.config or {})
+    folder, config = RunFolder(run), trained_config(run)
+    model, tokenizer = Transformer(config), load_tokenizer(folder.tokenizer)
+    check_training(str(run), folder.read_config(UNKNOWN_TASK))
     check_task(tokenizer)
-    return [
-        Stage(f"step {step:,}", step, head_statistics(model, read_params(folder.checkpoints, step), tokenizer, pairs))
-        for step in chosen
-    ]
+    stages = []
+    for step in chosen:
+        params = read_params(folder.checkpoints, step)
+        check_shapes(run, config, params)
+        stages.append(Stage(f"step {step:,}", step, head_statistics(model, params, tokenizer, pairs)))
+    return stages
 
 
 def as_text(stages: Sequence[Stage]) -> str:

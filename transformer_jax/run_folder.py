@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import math
 import os
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,7 +20,7 @@ from transformer_jax.config import RunConfig, to_json
 from transformer_jax.errors import UserError
 from transformer_jax.files import read_json, write_whole
 from transformer_jax.loss import lowest_loss
-from transformer_jax.plots import RunCurves, draw_curves
+from transformer_jax.plots import RunCurves, draw_curves, is_number
 from transformer_jax.samples_page import samples_page
 from transformer_jax.sharding import is_main_process
 
@@ -60,21 +59,20 @@ class RunFolder:
             except OSError as error:
                 raise UserError(f"The run folder {self.folder} cannot be written ({error.strerror}).") from error
 
-    @property
-    def config(self) -> Record | None:
-        """What config.json says of an earlier start; None where there is none, or none that can be read, which a
-        warning tells."""
+    def read_config(self, without: str) -> Record:
+        """What config.json says of an earlier start: nothing where there is none, or none that can be read; of that a
+        warning tells, with what comes of it (`without`, a sentence)."""
         path = self.folder / "config.json"
         if not path.exists():
-            return None
+            return {}
         try:
             return read_json(path)
         except OSError as error:
             reason = f"{path} cannot be read ({error.strerror})."
         except UserError as error:
             reason = str(error)
-        log.warning("%s The run's settings are taken as unknown, the floor of its loss and its metric too.", reason)
-        return None
+        log.warning("%s %s", reason, without)
+        return {}
 
     def write_config(self, config: RunConfig) -> None:
         if is_main_process():
@@ -105,10 +103,9 @@ class RunFolder:
         records = []
         for line in self.metrics.read_bytes().split(b"\n"):
             # A run that is killed may leave its last line half-written, even in the middle of a letter.
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, RecursionError):
                 records.append(json.loads(line))
-        whole = [r for r in records if isinstance(r, dict) and isinstance(r.get("step"), int) and "kind" in r]
-        return [r for r in whole if kind in (None, r["kind"])]
+        return [r for r in records if _is_record(r) and kind in (None, r["kind"])]
 
     @staticmethod
     def _ends_with_a_line(file: BinaryIO) -> bool:
@@ -121,24 +118,32 @@ class RunFolder:
         """Drops records beyond the step that a run goes on from: they are about to be made again."""
         if is_main_process() and self.metrics.is_file():
             kept = [json.dumps(r, ensure_ascii=False) + "\n" for r in self.records() if r["step"] <= step]
-            write_whole(self.metrics, "".join(kept))
+            write_whole(self.metrics, "".join(kept).encode("utf-8", "replace"))
 
     def curves(self, name: str = "") -> RunCurves:
         """What there is to draw of the run."""
-        config = self.config or {}
+        config = self.read_config("Its curves are drawn without the floor of the loss and the name of the score.")
         return RunCurves(name or self.folder.name, self.records(), _lowest_loss(config), _score_name(config))
 
     def draw(self) -> None:
         """Writes samples.md and curves.png anew from the records."""
         if not is_main_process():
             return
-        write_whole(self.folder / "samples.md", samples_page(self.records("validation")))
+        page = samples_page(self.records("validation"))
+        write_whole(self.folder / "samples.md", page.encode("utf-8", "replace"))
         draw_curves(self.folder / "curves.png", [self.curves()])
 
     def close(self) -> None:
         if self._events is not None:
             self._events.close()
             self._events = None
+
+
+def _is_record(value: Any) -> bool:
+    """Whether a line of metrics.jsonl is one of a run's; its other fields are looked at where they are used."""
+    return (
+        isinstance(value, dict) and "kind" in value and isinstance(value.get("step"), int) and is_number(value["step"])
+    )
 
 
 def _lowest_loss(config: Record) -> float | None:
@@ -150,7 +155,7 @@ def _lowest_loss(config: Record) -> float | None:
         lowest = lowest_loss(vocab_size, train["label_smoothing"], train.get("smoothing", "all"))
     except (KeyError, TypeError, AttributeError, ArithmeticError):
         return None
-    return lowest if math.isfinite(lowest) else None
+    return lowest if is_number(lowest) else None
 
 
 def _score_name(config: Record) -> str:

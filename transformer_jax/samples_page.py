@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from itertools import groupby, pairwise
 from typing import Any
 
+from transformer_jax.plots import is_number
+
 Record = dict[str, Any]
 
 MOST_COLUMNS = 5
@@ -19,7 +21,7 @@ def samples_page(records: list[Record]) -> str:
     First a table with a row for each sentence and a column for some evaluations: the first, the last, the best, and
     others between them. Then for each sentence all evaluations, those that agree in one line.
     """
-    stages = [r for r in records if r.get("samples")]
+    stages = [r for r in records if samples_of(r)]
     if not stages:
         return "No sentence was translated during this run.\n"
     best = _best(stages)
@@ -27,7 +29,7 @@ def samples_page(records: list[Record]) -> str:
     heads = [f"step {stages[i]['step']:,}{' (best)' if i == best else ''}" for i in shown]
     lines = ["# Samples", "", "## Side by side", ""]
     lines += [f"| source | {' | '.join(heads)} |", "|---|" + "---|" * len(shown)]
-    sources = [source for source, _ in stages[-1]["samples"]]
+    sources = [source for source, _ in samples_of(stages[-1])]
     for source in sources:
         lines.append(f"| {' | '.join([_cell(source), *(_cell(_translation(stages[i], source)) for i in shown)])} |")
     lines += ["", "## Every evaluation", ""]
@@ -56,10 +58,22 @@ def choose_stages(n_stages: int, best: int | None, most: int = MOST_COLUMNS) -> 
     return sorted(chosen)
 
 
+def samples_of(record: Record) -> list[list[str]]:
+    """The sentences of an evaluation, each with its translation; none where the record is damaged and says others."""
+    samples = record.get("samples")
+    return samples if isinstance(samples, list) and all(map(_is_sample, samples)) else []
+
+
+def _is_sample(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(isinstance(text, str) for text in value)
+
+
 def _best(stages: Sequence[Record]) -> int | None:
-    """The first of the highest score, whose model the run keeps; None where nothing was scored."""
-    scores = [stage["score"] for stage in stages if isinstance(stage.get("score"), int | float)]
-    return scores.index(max(scores)) if len(scores) == len(stages) else None
+    """The first of the highest score, whose model the run keeps; None where one has no score, or none a number."""
+    scored = [i for i, stage in enumerate(stages) if is_number(stage.get("score"))]
+    if not scored or any(stage.get("score") is None for stage in stages):
+        return None
+    return max(scored, key=lambda i: stages[i]["score"])
 
 
 def _translation(stage: Record, source: str) -> str:
@@ -68,7 +82,8 @@ def _translation(stage: Record, source: str) -> str:
 
 
 def _code(text: str) -> str:
-    """On one line, in type that shows every character as it is."""
+    """As code, in which no character is a sign of Markdown's: on one line, a backtick, which would end it, as an
+    apostrophe."""
     return "`" + re.sub("[\r\n]", " ", text).replace("`", "'") + "`" if text else ""
 
 

@@ -37,6 +37,7 @@ from transformer_jax.model import Transformer
 from transformer_jax.model_folder import save_model
 from transformer_jax.optimizer import adam
 from transformer_jax.packing import make_layout
+from transformer_jax.plots import is_number
 from transformer_jax.progress import Progress
 from transformer_jax.run_data import Texts, find_tokenizer, read_texts, to_tokens, training_pairs
 from transformer_jax.run_folder import METRIC_NAMES, RunFolder
@@ -48,6 +49,7 @@ from transformer_jax.run_model import (
     model_line,
     within_the_model,
 )
+from transformer_jax.samples_page import samples_of
 from transformer_jax.sharding import data_mesh, is_main_process, replicate, shard_rows, wait_for_main
 from transformer_jax.tokenizer import Tokenizer, load_tokenizer
 from transformer_jax.training import StepLog, TrainState, init_params, make_loss_step, make_train_step, start_from
@@ -143,7 +145,10 @@ class Trainer:
         return load_tokenizer(self.folder.tokenizer)
 
     def _check_same_tokenizer(self, config: DataConfig) -> None:
-        before, now = (self.folder.config or {}).get("data", {}), to_json(config)
+        unknown = "Whether the run was started with the same options of its vocabulary is not checked."
+        before, now = self.folder.read_config(unknown).get("data"), to_json(config)
+        if not isinstance(before, dict):
+            return  # a file that was damaged or that another program wrote
         for name in ("tokenizer", "tokenizer_type", "vocab_size", "task"):
             if name in before and before[name] != now[name]:
                 raise UserError(
@@ -220,8 +225,9 @@ class Trainer:
     def _best_so_far(self, step: int, best: Best) -> Best:
         """The best evaluation up to a checkpoint; that of the average came after it was saved."""
         for record in self.folder.records("average"):
-            if record["step"] == step and "score" in record and (best.score is None or record["score"] > best.score):
-                best = Best(record["score"], step)
+            score: Any = record.get("score")
+            if record["step"] == step and is_number(score) and (best.score is None or score > best.score):
+                best = Best(score, step)
         return best
 
     def _patience_is_over(self, best: Best) -> bool:
@@ -362,11 +368,11 @@ class Trainer:
         self._tell_results(step, results[0])
 
     def _tell_results(self, step: int, result: dict[str, Any]) -> None:
-        shown = self.folder.records("validation")
-        if shown and shown[-1].get("samples"):
-            width = max(len(source) for source, _ in shown[-1]["samples"])
-            for source, translation in shown[-1]["samples"]:
-                self.say(f"  {source:<{width}}  ->  {translation}")
+        evaluations = self.folder.records("validation")
+        samples = samples_of(evaluations[-1]) if evaluations else []
+        width = max((len(source) for source, _ in samples), default=0)
+        for source, translation in samples:
+            self.say(f"  {source:<{width}}  ->  {translation}")
         self.say(f"finished   {step:,} steps")
         if result["best_score"] is not None:
             name = METRIC_NAMES[self.config.decode.metric]
