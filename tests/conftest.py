@@ -76,6 +76,26 @@ def fast_compilation() -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", False)
 
 
+@pytest.fixture(scope="module")
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """For modules that train or translate with models much alike: their programs are kept on disk for as long as its
+    tests run, so that each is compiled once."""
+    from jax.experimental.compilation_cache.compilation_cache import reset_cache
+
+    names = ("jax_enable_compilation_cache", "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: getattr(jax.config, name) for name in names}
+    folder = str(tmp_path_factory.mktemp("programs"))
+    reset_cache()
+    for name, value in zip(names, (True, folder, 0.2), strict=True):
+        jax.config.update(name, value)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", folder)  # the programs choose no other
+        yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    reset_cache()
+
+
 @pytest.fixture(scope="session")
 def shared_dir() -> Path:
     """Data beside the checkout: real corpora and models that the repository does not hold."""

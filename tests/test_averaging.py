@@ -28,7 +28,7 @@ from transformer_jax.trainer import Trainer
 from transformer_jax.training import init_params, start_from
 from transformer_jax.translator import Translator
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
+pytestmark = pytest.mark.usefixtures("fast_compilation", "compiled_once")
 
 TOKENIZER = CharacterTokenizer(tuple("abc "))
 MODEL = ModelConfig.tiny(

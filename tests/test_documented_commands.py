@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import documented
-import jax
 import pytest
 from documented import PAGES, ROOT, SMALL_RUN, Block, Command, Models, World, blocks_of, commands_of, inline_code, read
 from programs import load_program
@@ -188,25 +187,6 @@ def test_marks_and_fences_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 # --- running ------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Most of these small models are alike: their programs are kept on disk for as long as these tests run."""
-    from jax.experimental.compilation_cache.compilation_cache import reset_cache
-
-    names = ("jax_enable_compilation_cache", "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
-    before = {name: getattr(jax.config, name) for name in names}
-    folder = str(tmp_path_factory.mktemp("programs"))
-    reset_cache()
-    for name, value in zip(names, (True, folder, 0.2), strict=True):
-        jax.config.update(name, value)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_COMPILATION_CACHE_DIR", folder)  # the programs choose no other
-        yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    reset_cache()
 
 
 @pytest.fixture(scope="module")

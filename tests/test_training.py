@@ -25,7 +25,7 @@ from transformer_jax.optimizer import adam
 from transformer_jax.sharding import data_mesh, replicate, shard_rows
 from transformer_jax.training import init_state, make_loss_step, make_train_step
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
+pytestmark = pytest.mark.usefixtures("fast_compilation", "compiled_once")
 
 V = 23
 MODEL = ModelConfig.tiny(
