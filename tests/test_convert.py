@@ -511,6 +511,27 @@ def test_a_conversion_that_fails_leaves_nothing_behind(
     assert [path.name for path in tmp_path.rglob("*")] == (["out"] if there_already else [])
 
 
+def test_a_conversion_is_not_harmed_by_another_to_the_same_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_native = convert_module.save_native
+
+    def another_begins_and_fails(folder: Path, *args: Any) -> None:
+        save_native(folder, *args)
+        with monkeypatch.context() as patch:
+            patch.setattr(convert_module, "save_native", save_native)
+            with pytest.raises(UserError):
+                convert(tmp_path / "nowhere", tmp_path / "out", "marian")
+            patch.setattr(convert_module, "save_native", lambda *args: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                convert(TINY, tmp_path / "out", "marian")
+
+    monkeypatch.setattr(convert_module, "save_native", another_begins_and_fails)
+    convert(TINY, tmp_path / "out", "marian")
+    assert (tmp_path / "out" / "decoder.yml").is_file()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
 @pytest.mark.parametrize("name", ["nowhere", "no/such/folder", "nowhere/", "a b/c"])
 def test_a_model_that_is_nowhere_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)

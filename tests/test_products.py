@@ -25,6 +25,24 @@ def test_values_and_gradients_are_those_of_the_product(shape: tuple[int, ...]) -
     np.testing.assert_allclose(of_kernel, x.reshape(-1, 4).T @ g.reshape(-1, 5), rtol=1e-5, atol=1e-6)
 
 
+def test_transposed_weights_are_a_table_with_a_row_for_each_output() -> None:
+    x, table = RNG.normal(size=(2, 3, 4)).astype(np.float32), RNG.normal(size=(5, 4)).astype(np.float32)
+    g = RNG.normal(size=(2, 3, 5)).astype(np.float32)
+    y, back = jax.vjp(lambda x, table: product(x, table, transposed=True), x, table)
+    of_x, of_table = back(jnp.asarray(g))
+    np.testing.assert_allclose(y, x @ table.T, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(of_x, g @ table, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(of_table, g.reshape(-1, 5).T @ x.reshape(-1, 4), rtol=1e-5, atol=1e-6)
+
+
+def test_a_table_is_not_transposed_on_the_way_to_the_logits() -> None:
+    """A step that writes one token would copy the whole of it."""
+    x, table = jnp.ones((1, 1, 4)), jnp.ones((5, 4))
+    program = jax.jit(lambda x, table: product(x, table, jnp.float32, transposed=True)).lower(x, table).as_text()
+    assert "dot_general" in program
+    assert "transpose" not in program
+
+
 def test_half_precision_accumulates_in_the_type_that_is_asked_for() -> None:
     x, kernel = jnp.ones((1, 2, 4096), jnp.bfloat16), jnp.full((4096, 3), 1 + 2**-7, jnp.bfloat16)
     y, back = jax.vjp(lambda x, kernel: product(x, kernel, jnp.float32), x, kernel)

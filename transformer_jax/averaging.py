@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 
 from transformer_jax.checkpoint import Checkpoints, array_shapes, read_params
-from transformer_jax.config import ModelConfig
+from transformer_jax.config import ModelConfig, model_from_json
 from transformer_jax.errors import UserError
 from transformer_jax.files import read_json
 from transformer_jax.model import Transformer
@@ -121,19 +119,11 @@ def kept_steps(run: Path, wanted: Sequence[int] | None = None) -> list[int]:
 
 def trained_config(run: Path) -> ModelConfig:
     """The architecture that a run trains, vocabulary size filled in."""
-    described: Any = read_json(run / "config.json").get("model")
-    defaults = {field.name: field.default for field in dataclasses.fields(ModelConfig)}
-    if not isinstance(described, dict) or not all(
-        name in defaults and _is_of_the_kind_of(defaults[name], value) for name, value in described.items()
-    ):
-        raise UserError(f"{run / 'config.json'} does not describe a model of this version; train or convert it anew.")
-    return ModelConfig(**described)
-
-
-def _is_of_the_kind_of(default: Any, value: Any) -> bool:
-    """A number for a number and so on; what may be left open (None) is a whole number."""
-    if type(value) is int and abs(value) >= 2**31:
-        return False  # no size of an array
-    if default is None:
-        return value is None or type(value) is int
-    return type(value) in ((int, float) if isinstance(default, float) else (type(default),))
+    path = run / "config.json"
+    described = read_json(path).get("model")
+    try:
+        return model_from_json(described)
+    except UserError as error:
+        raise UserError(
+            f"{path} does not describe a model of this version, train or convert one anew: {error}"
+        ) from error

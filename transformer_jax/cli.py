@@ -52,7 +52,8 @@ def run_command(command: Callable[[], int | None]) -> int:
 def main() -> None:
     """Entry point of `transformer-jax`."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="surrogateescape")  # names of files come out as the bytes that they came in as
+        # Names of files come out as the bytes that they came in as, whatever the locale.
+        sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
     code = run_command(lambda: _dispatch(sys.argv[1:]))
     if any(thread.name == READER for thread in threading.enumerate()):
         # It holds standard input, without which the interpreter cannot end in the usual way.

@@ -11,13 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from transformer_jax.cli_options import (
-    add_model,
-    add_running,
-    add_search,
-    check_files,
-    load_translator,
-)
+from transformer_jax.cli_options import add_model, add_running, add_search, check_files, load_translator
 from transformer_jax.errors import UserError
 from transformer_jax.files import check_writable
 from transformer_jax.line_files import CHUNK, output_file

@@ -111,7 +111,9 @@ def check_files(output: Path | None, *inputs: Path | None) -> None:
     for path in inputs:
         if path is None:
             continue
-        if path.is_dir() or not path.exists():
-            raise UserError(f"{path} is a folder; name a file." if path.is_dir() else f"There is no file {path}.")
+        if path.is_dir():
+            raise UserError(f"{path} is a folder; name a file.")
+        if not path.exists():
+            raise UserError(f"There is no file {path}.")
         if output is not None and output.exists() and output.samefile(path) and path.is_file():
             raise UserError(f"The output {output} is one of the inputs, which would be lost; give it another name.")

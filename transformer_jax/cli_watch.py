@@ -11,7 +11,6 @@ from typing import Any
 
 from transformer_jax.errors import UserError
 from transformer_jax.files import check_writable
-from transformer_jax.line_files import output_file
 
 
 def add_plot(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +45,7 @@ def plot(options: argparse.Namespace) -> int:
     draw_curves(options.output, curves, options.x)
     width = max(len(run.name) for run in curves)
     lines = [f"{run.name:<{width}}  {_summary(run.records, run.score_name)}" for run in curves]
-    _print(*lines, f"written  {options.output}")
+    print(*lines, f"written  {options.output}", sep="\n")
     return 0
 
 
@@ -63,23 +62,14 @@ def heads(options: argparse.Namespace) -> int:
     else:
         stages = [stage_of_model(options.model, options.dates)]
     if options.format == "json":
-        _print(json.dumps(as_json(stages, options.dates), indent=2))
+        print(json.dumps(as_json(stages, options.dates), indent=2))
     else:
-        _print(
-            f"{options.model}: {options.dates:,} held-out dates; how often the strongest weight of each head of the",
-            "decoder's attention to the encoder is where the answer stands, for these tokens:\n",
-            as_text(stages),
-        )
+        print(f"{options.model}: {options.dates:,} held-out dates; how often the strongest weight of each head of the")
+        print("decoder's attention to the encoder is where the answer stands, for these tokens:\n")
+        print(as_text(stages))
     if options.output is not None:
         write_png(options.output, heads_figure(stages))
     return 0
-
-
-def _print(*lines: str) -> None:
-    """On standard output; a name comes out as the bytes that it came in as, whether or not they are text."""
-    with output_file(None) as output:
-        output.write(os.fsencode("".join(f"{line}\n" for line in lines)))
-        output.flush()
 
 
 def run_names(runs: Sequence[Path]) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from transformer_jax.config_checks import check, not_below, one_of, probabilities
 from transformer_jax.data_config import DataConfig as DataConfig
+from transformer_jax.errors import UserError
 
 Positions = Literal["interleaved", "sin_then_cos", "marian", "learned"]
 Activation = Literal["relu", "swish", "gelu"]
@@ -321,3 +322,30 @@ def to_json(config: Any) -> dict[str, Any]:
         return [plain(inner) for inner in value] if isinstance(value, list | tuple) else value
 
     return plain(dataclasses.asdict(config))
+
+
+def model_from_json(described: Any) -> ModelConfig:
+    """The architecture that `to_json` has written; a setting that is left out is as it comes.
+
+    Raises:
+        UserError: a setting is unknown, or has a value that it cannot have.
+    """
+    if not isinstance(described, dict):
+        raise UserError("it holds no settings.")
+    defaults = {setting.name: setting.default for setting in dataclasses.fields(ModelConfig)}
+    unknown = sorted(described.keys() - defaults.keys())
+    if unknown:
+        raise UserError(f"it has settings that this version does not know: {', '.join(unknown)}.")
+    for name, value in described.items():
+        if not _is_of_the_kind_of(defaults[name], value):
+            raise UserError(f"{name} has a value that it cannot have.")
+    return ModelConfig(**described)
+
+
+def _is_of_the_kind_of(default: Any, value: Any) -> bool:
+    """A number for a number and so on; what may be left open (None) is a whole number."""
+    if type(value) is int and abs(value) >= 2**31:
+        return False  # no size of an array
+    if default is None:
+        return value is None or type(value) is int
+    return type(value) in ((int, float) if isinstance(default, float) else (type(default),))

@@ -9,7 +9,7 @@ from typing import Literal
 from transformer_jax import hf_marian, native_marian
 from transformer_jax.config import Positions
 from transformer_jax.errors import UserError
-from transformer_jax.files import writing
+from transformer_jax.files import unfinished, writing
 from transformer_jax.native_folder import save_native
 from transformer_jax.pretrained import Pretrained, load_pretrained
 from transformer_jax.tokenizer import SentencePieceTokenizer
@@ -41,8 +41,7 @@ def convert(
             "train on sub-words to hand a model on."
         )
     config, params = model.config, model.params
-    part = folder.resolve().with_name(f".{folder.resolve().name}.part")
-    shutil.rmtree(part, ignore_errors=True)
+    part = unfinished(folder.resolve())
     try:
         with writing(folder):
             if to == "hf":

@@ -15,6 +15,9 @@ from typing import Any, BinaryIO
 
 from transformer_jax.errors import UserError
 
+PART = ".part"
+"""How the names of unfinished files and folders end."""
+
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON file that holds an object."""
@@ -50,7 +53,7 @@ def writing(path: Path) -> Iterator[None]:
 
 def write_whole(path: Path, content: str | bytes) -> None:
     """Writes a file so that it is never seen half-written; where that fails, it stays as it was."""
-    with writing(path), whole_file(path) as file:
+    with whole_file(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
@@ -106,6 +109,11 @@ class _Named(io.FileIO):
             return super().write(data)
 
 
+def unfinished(place: Path) -> Path:
+    """A new name beside a file or folder, for as long as it is being written: whoever else writes there has another."""
+    return place.with_name(f".{place.name}.{secrets.token_hex(4)}{PART}")
+
+
 def _places(path: Path) -> tuple[Path, Path | None]:
     """Where a file stands, and where it is written first, a name of its own; None where it is written to as it is."""
     place = Path(os.path.realpath(path))  # of links that lead in a circle, too
@@ -113,7 +121,7 @@ def _places(path: Path) -> tuple[Path, Path | None]:
         return path, None
     if place.exists() and not place.is_file():
         return place, None
-    return place, place.with_name(f".{place.name}.{secrets.token_hex(4)}.part")
+    return place, unfinished(place)
 
 
 def _is_opened(path: Path) -> bool:

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from transformer_jax.config import ModelConfig
+from transformer_jax.config import ModelConfig, model_from_json
 from transformer_jax.errors import UserError
 from transformer_jax.layers import sinusoids
 from transformer_jax.weight_table import Account, Entry, Params, parameter_shapes, read_entries, write_entries
@@ -260,19 +260,10 @@ def config_from_json(described: dict[str, Any], path: Path) -> ModelConfig:
     """The model that a config.json describes: ours by our own key, any other by Hugging Face's."""
     own = described.get(OWN_KEY)
     try:
-        return _config_of_marian(described) if own is None else _own_config(own)
+        return _config_of_marian(described) if own is None else model_from_json(own)
     except (TypeError, KeyError, ValueError, IndexError, OverflowError, UserError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else error
         raise UserError(f"{path} does not describe a model: {reason}") from error
-
-
-def _own_config(own: Any) -> ModelConfig:
-    if not isinstance(own, dict):
-        raise UserError(f"its key {OWN_KEY} holds no settings.")
-    unknown = sorted(set(own) - {f.name for f in dataclasses.fields(ModelConfig)})
-    if unknown:
-        raise UserError(f"it has settings that this version does not know: {', '.join(unknown)}.")
-    return ModelConfig(**own)
 
 
 def _config_of_marian(c: dict[str, Any]) -> ModelConfig:

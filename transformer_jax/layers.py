@@ -148,7 +148,7 @@ class Embedding(nn.Module):
 
     def logits(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """x E^T, float32."""
-        return product(x_BTD, self.table.T.astype(x_BTD.dtype), jnp.float32)
+        return product(x_BTD, self.table.astype(x_BTD.dtype), jnp.float32, transposed=True)
 
 
 class PositionalEncoding(nn.Module):

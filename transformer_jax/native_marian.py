@@ -19,7 +19,7 @@ import numpy as np
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.errors import UserError
-from transformer_jax.files import whole_file, writing
+from transformer_jax.files import whole_file
 from transformer_jax.model_folder import LoadedModel
 from transformer_jax.weight_table import Entry, Params, parameter_shapes, read_entries, write_entries
 
@@ -293,7 +293,7 @@ def save_npz(path: Path, config: ModelConfig, params: Params) -> None:
     arrays = write_entries(entries(config), params)
     arrays[OPTIONS_KEY] = _options_array(config)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with writing(path), whole_file(path) as file:
+    with whole_file(path) as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
 
 

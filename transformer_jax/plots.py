@@ -241,8 +241,9 @@ def _write_texts_as_they_are(figure: Any) -> None:
     """A $ in a name is no formula, and a name may be in any script."""
     from matplotlib.text import Text
 
+    families = font_families()
     for text in figure.findobj(Text):
-        text.set(parse_math=False, fontfamily=font_families())
+        text.set(parse_math=False, fontfamily=families)
 
 
 def font_families() -> list[str]:

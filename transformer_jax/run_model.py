@@ -30,18 +30,16 @@ def load_initial(config: RunConfig) -> Pretrained | None:
         raise UserError("A model that is trained on keeps its own tokenizer; leave out data.tokenizer, or init.")
     loaded = load_pretrained(config.init, positions=config.init_positions)
     model_config, params = without_start_row(loaded.config, loaded.params)
-    kept = [name for name in _set_fields(config.model) if getattr(config.model, name) != getattr(model_config, name)]
-    kept = [f"model.{name} {getattr(model_config, name)}" for name in kept if name not in OF_THE_RUN]
+    kept = [
+        f"model.{field.name} {getattr(model_config, field.name)}"
+        for field in dataclasses.fields(ModelConfig)
+        if field.name not in OF_THE_RUN
+        and getattr(config.model, field.name) not in (field.default, getattr(model_config, field.name))
+    ]
     if kept:
         log.warning("What is trained on stays as it is; the model to start from has %s.", ", ".join(kept))
     model_config = dataclasses.replace(model_config, **{name: getattr(config.model, name) for name in OF_THE_RUN})
     return dataclasses.replace(loaded, config=model_config, params=params)
-
-
-def _set_fields(config: ModelConfig) -> list[str]:
-    """Names of the settings that are not as they come."""
-    names = [field.name for field in dataclasses.fields(config)]
-    return [name for name in names if getattr(config, name) != getattr(ModelConfig(), name)]
 
 
 def fit_model(config: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:

@@ -14,7 +14,6 @@ import contextlib
 import hashlib
 import json
 import os
-import secrets
 import shutil
 import time
 from collections.abc import Iterator
@@ -26,14 +25,13 @@ import numpy as np
 
 from transformer_jax.batching import Ragged, TokenPairs
 from transformer_jax.errors import UserError
-from transformer_jax.files import WriteError, write_whole, writing
+from transformer_jax.files import PART, WriteError, unfinished, write_whole, writing
 from transformer_jax.token_blocks import TokenBlock
 
 FORMAT = 1
 """Part of every key: raised when the same text would give other tokens or other files."""
 SIDES = ("source", "target")
 META = "meta.json"
-PART = ".part"
 ABANDONED_SECONDS = 3600.0
 """A half-written folder that nothing was added to for so long belongs to a run that was killed."""
 
@@ -105,7 +103,7 @@ class CacheWriter:
         with self._writing():
             self.folder.parent.mkdir(parents=True, exist_ok=True)
             remove_abandoned(self.folder.parent)
-            self._part = self.folder.with_name(f".{self.folder.name}.{secrets.token_hex(4)}{PART}")
+            self._part = unfinished(self.folder)
             self._part.mkdir()
             self._files = {name: self._open.enter_context((self._part / name).open("wb")) for name in names}
         for side in SIDES:
