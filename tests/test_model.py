@@ -597,6 +597,17 @@ def test_a_model_without_a_vocabulary_is_refused() -> None:
         Transformer(tiny(vocab_size=0)).init(jax.random.key(0), ids, ids)
 
 
+def test_the_initial_attention_kernels_can_be_drawn_as_one_matrix_would_be() -> None:
+    """Glorot's limit is sqrt(6 / (rows + columns)): of (D, D), and of (D, 3D) where the three are drawn together."""
+    config = tiny(d_model=64, attention_init_gain=2**-0.5)
+    ids = jnp.ones((1, 1), jnp.int32)
+    params = Transformer(config).init(jax.random.key(0), ids, ids)["params"]
+    attention = params["decoder"]["layer_0"]["cross_attention"]
+    limits = {name: float(jnp.abs(weights["kernel"]).max()) for name, weights in attention.items()}
+    together, alone = (6 / (4 * 64)) ** 0.5, (6 / (2 * 64)) ** 0.5
+    assert limits == pytest.approx({"query": together, "key": together, "value": together, "output": alone}, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
@@ -612,6 +623,7 @@ def test_a_model_without_a_vocabulary_is_refused() -> None:
         ({"dropout": -0.1}, ["dropout", "-0.1", "at least 0"]),
         ({"attention_dropout": 1.5}, ["attention_dropout", "1.5"]),
         ({"feed_forward_dropout": 1.0}, ["feed_forward_dropout", "1.0"]),
+        ({"attention_init_gain": 0.0}, ["attention_init_gain", "0.0", "above 0"]),
         ({"n_encoder_layers": 0}, ["n_encoder_layers", "0", "at least 1"]),
         ({"n_decoder_layers": -1}, ["n_decoder_layers", "-1"]),
         ({"d_ff": 0}, ["d_ff", "0"]),

@@ -53,9 +53,10 @@ def linear(weights: Mapping[str, Array], x: Float[Array, "*B i"]) -> Float[Array
     return y + weights["bias"].astype(x.dtype) if "bias" in weights else y
 
 
-def init_linear(key: Array, n_in: int, n_out: int, use_bias: bool = True) -> dict[str, Array]:
-    """Glorot-uniform kernel, zero bias."""
-    weights = {"kernel": nn.initializers.xavier_uniform()(key, (n_in, n_out), jnp.float32)}
+def init_linear(key: Array, n_in: int, n_out: int, use_bias: bool = True, gain: float = 1.0) -> dict[str, Array]:
+    """Glorot-uniform kernel times `gain`, zero bias."""
+    init = nn.initializers.variance_scaling(gain**2, "fan_avg", "uniform")
+    weights = {"kernel": init(key, (n_in, n_out), jnp.float32)}
     return weights | {"bias": jnp.zeros((n_out,))} if use_bias else weights
 
 
@@ -139,10 +140,10 @@ class MultiHeadAttention(nn.Module):
     config: ModelConfig
 
     def setup(self) -> None:
-        D, bias = self.config.d_model, self.config.attention_bias
-        self.query = declare(self, "query", init_linear, D, D, bias)
-        self.key = declare(self, "key", init_linear, D, D, bias)
-        self.value = declare(self, "value", init_linear, D, D, bias)
+        D, bias, gain = self.config.d_model, self.config.attention_bias, self.config.attention_init_gain
+        self.query = declare(self, "query", init_linear, D, D, bias, gain)
+        self.key = declare(self, "key", init_linear, D, D, bias, gain)
+        self.value = declare(self, "value", init_linear, D, D, bias, gain)
         self.output = declare(self, "output", init_linear, D, D, bias)
 
     def keys_values(self, memory_BSD: Float[Array, "B S D"]) -> tuple[Float[Array, "B H S K"], Float[Array, "B H S K"]]:

@@ -55,6 +55,9 @@ class ModelConfig:
     activation: Activation = "relu"
     attention_bias: bool = True
     """Biases on the four projections of an attention block."""
+    attention_init_gain: float = 1.0
+    """Factor of the initial query, key and value kernels; 2^-0.5 is as if the three were drawn as one matrix, as
+    fairseq and PyTorch do, and lets post-norm bear a larger rate. Without effect on a model that exists already."""
     logits_bias: bool = False
     """A bias per vocabulary entry on the output."""
     shared_embedding: bool = True
@@ -95,6 +98,10 @@ class ModelConfig:
         if self.source_pad_id is not None:
             not_below(self, 0, "source_pad_id")
         probabilities(self, "dropout", "attention_dropout", "feed_forward_dropout", "word_dropout")
+        check(
+            0 < self.attention_init_gain < 100,
+            f"attention_init_gain is {self.attention_init_gain}; take a number above 0, 1 or a little less.",
+        )
         check(
             self.d_model % self.n_heads == 0,
             f"d_model is {self.d_model}, which is not a multiple of n_heads, {self.n_heads}; "

@@ -18,8 +18,16 @@ from transformer_jax.training import init_params
 
 log = logging.getLogger("transformer_jax")
 
-OF_THE_RUN = ("dropout", "attention_dropout", "feed_forward_dropout", "word_dropout", "dtype", "remat")
-"""What a run sets in a model that exists already; all else is the model's own."""
+OF_THE_RUN = (
+    "dropout",
+    "attention_dropout",
+    "feed_forward_dropout",
+    "word_dropout",
+    "attention_init_gain",
+    "dtype",
+    "remat",
+)
+"""What a run sets in a model that exists already (the gain to no effect); all else is the model's own."""
 
 
 def load_initial(config: RunConfig) -> Pretrained | None:
