@@ -85,7 +85,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "source_pad_id": 37,
         "logits_bias": True,
     },
-    "training alone": {"word_dropout": 0.1, "remat": True},
+    "training alone": {"word_dropout": 0.1, "attention_init_gain": 0.5, "remat": True},
     "deep encoder": {"n_encoder_layers": 3, "n_decoder_layers": 1},
     "narrow decoder": {"decoder_d_ff": 10},
     "everything else": {
