@@ -1,4 +1,4 @@
-"""What every test runs under: a CPU with 8 devices, no compilation cache on disk, annotations checked.
+"""What every test runs under: a CPU with 8 devices, programs compiled quickly and once, annotations checked.
 
 All of it must stand before jax is initialised and before the package is imported.
 """
@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +25,18 @@ ROOT = Path(__file__).resolve().parents[1]
 # The environment is inherited by subprocesses that tests start. The number of devices is not put there: each
 # subprocess chooses its own.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+# Programs that run for milliseconds: what the compiler would gain is lost many times over in compiling, of which the
+# flags leave a third. A version that does not know a flag ends the process, so they are for those that do.
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"
+quick = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+os.environ["XLA_FLAGS"] = quick if version("jaxlib").startswith("0.10.") else ""
+# Models here are much alike: their programs are kept on disk for as long as the tests run, and shared among all
+# processes of the run, so that each is compiled once.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    PROGRAMS = tempfile.TemporaryDirectory(prefix="programs-", ignore_cleanup_errors=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = PROGRAMS.name
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
@@ -31,7 +44,6 @@ import jax  # noqa: E402
 from flax import struct  # noqa: E402
 
 jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
-jax.config.update("jax_enable_compilation_cache", False)
 jax.config.update("jax_num_cpu_devices", N_DEVICES)
 
 
@@ -68,32 +80,12 @@ def pytest_report_header() -> str:
     return f"jax {jax.__version__}, annotations {'checked' if ANNOTATIONS_CHECKED else 'NOT checked'}"
 
 
-@pytest.fixture(scope="module")
-def fast_compilation() -> Iterator[None]:
-    """For programs that run for milliseconds: what the compiler would gain is lost many times over in compiling."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
+@pytest.fixture
+def optimised() -> Iterator[None]:
+    """For tests about what the compiler makes: its memory, its time, its arithmetic."""
     jax.config.update("jax_disable_most_optimizations", False)
-
-
-@pytest.fixture(scope="module")
-def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """For modules that train or translate with models much alike: their programs are kept on disk for as long as its
-    tests run, so that each is compiled once."""
-    from jax.experimental.compilation_cache.compilation_cache import reset_cache
-
-    names = ("jax_enable_compilation_cache", "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
-    before = {name: getattr(jax.config, name) for name in names}
-    folder = str(tmp_path_factory.mktemp("programs"))
-    reset_cache()
-    for name, value in zip(names, (True, folder, 0.2), strict=True):
-        jax.config.update(name, value)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_COMPILATION_CACHE_DIR", folder)  # the programs choose no other
-        yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    reset_cache()
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
 
 
 @pytest.fixture(scope="session")

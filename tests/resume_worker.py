@@ -23,10 +23,10 @@ def main() -> None:
     parser.add_argument("--die-saving", type=int)
     parser.add_argument("--devices", type=int, default=1)
     options = parser.parse_args()
-    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={options.devices}"
 
     import jax
 
+    jax.config.update("jax_num_cpu_devices", options.devices)
     jax.config.update("jax_platforms", "cpu")
     from transformer_jax.config import DataConfig, DecodeConfig, ModelConfig, RunConfig, TrainConfig
     from transformer_jax.trainer import Trainer

@@ -28,8 +28,6 @@ from transformer_jax.trainer import Trainer
 from transformer_jax.training import init_params, start_from
 from transformer_jax.translator import Translator
 
-pytestmark = pytest.mark.usefixtures("fast_compilation", "compiled_once")
-
 TOKENIZER = CharacterTokenizer(tuple("abc "))
 MODEL = ModelConfig.tiny(
     TOKENIZER.vocab_size, d_model=16, n_heads=2, d_ff=32, n_encoder_layers=1, n_decoder_layers=1, max_length=16

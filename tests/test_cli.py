@@ -322,7 +322,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def transformer_jax(*arguments: object, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-m", "transformer_jax", *map(str, arguments)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_COMPILATION_CACHE_DIR": ""}
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.run(command, input=stdin, capture_output=True, env=environment, timeout=180)
 
 
@@ -443,7 +443,7 @@ def test_a_report_of_times_goes_to_standard_error(
 def test_lines_are_answered_as_they_come(model_folder: Path) -> None:
     """A program that writes a line and waits for its translation gets it."""
     arguments = [sys.executable, "-m", "transformer_jax", "translate", str(model_folder), "--devices", "1"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_COMPILATION_CACHE_DIR": ""}
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as program:
         assert program.stdin is not None
         assert program.stdout is not None

@@ -43,10 +43,7 @@ from transformer_jax.tokenizer import CharacterTokenizer, SentencePieceTokenizer
 from transformer_jax.translator import Translation, Translator
 from transformer_jax.weight_table import Params, parameter_shapes
 
-pytestmark = [
-    pytest.mark.usefixtures("fast_compilation"),
-    pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
 
 TINY = Path(__file__).parent / "fixtures" / "marian_tiny"
 SIZES = {"d_model": 16, "n_heads": 2, "d_ff": 24, "n_encoder_layers": 1, "n_decoder_layers": 2, "max_length": 64}

@@ -30,8 +30,6 @@ from transformer_jax.tokenizer import CharacterTokenizer, SentencePieceTokenizer
 from transformer_jax.trainer import Trainer
 from transformer_jax.training_text import Indexer, TrainingText
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
-
 WORDS = ["a", "the", "small", "red", "frog", "dog", "house", "tree", "sees", "eats", "likes", "under", "and", "runs"]
 
 

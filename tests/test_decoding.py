@@ -22,8 +22,6 @@ from transformer_jax.stopwatch import Stopwatch
 from transformer_jax.tokenizer import CharacterTokenizer
 from transformer_jax.translator import Hypothesis, Translator
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
-
 TOKENIZER = CharacterTokenizer(tuple("abcdefgh 0123456789"))
 CONFIG = ModelConfig(
     vocab_size=TOKENIZER.vocab_size,

@@ -20,8 +20,6 @@ from transformer_jax.errors import UserError
 from transformer_jax.run_options import _option_names, parse_options
 from transformer_jax.tasks import TASKS
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
-
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 SHELL = [block for block in BLOCKS if block.is_shell]
 PYTHON = {page: [b for b in BLOCKS if b.page == page and b.language == "python" and b.kind == "run"] for page in PAGES}
@@ -190,7 +188,7 @@ def test_marks_and_fences_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.fixture(scope="module")
-def models(compiled_once: None, tmp_path_factory: pytest.TempPathFactory) -> Models:
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     from transformer_jax.convert import convert
 
     folder = tmp_path_factory.mktemp("models")

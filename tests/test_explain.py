@@ -26,8 +26,6 @@ from transformer_jax.sharding import data_mesh
 from transformer_jax.tokenizer import CharacterTokenizer, SentencePieceTokenizer
 from transformer_jax.translator import Translator
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
-
 SIZES = {"d_model": 16, "n_heads": 2, "d_ff": 16, "n_encoder_layers": 1, "n_decoder_layers": 2, "max_length": 32}
 TEXT = ["a red dog runs", "red dogs run", "a dog", "ein roter Hund rennt", "rote Hunde rennen", "ein Hund"]
 

@@ -17,8 +17,6 @@ from transformer_jax.pretrained import load_pretrained
 from transformer_jax.run_model import load_initial
 from transformer_jax.trainer import Trainer
 
-pytestmark = pytest.mark.usefixtures("fast_compilation", "compiled_once")
-
 TINY = Path(__file__).parent / "fixtures" / "marian_tiny"
 PAIRS = [(pair["src"], pair["trg"]) for pair in json.loads((TINY / "scores.json").read_text())]
 

@@ -38,8 +38,6 @@ from transformer_jax.tasks import dates
 from transformer_jax.tokenizer import CharacterTokenizer
 from transformer_jax.training import init_params, start_from
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
-
 TASK = dates()
 TOKENIZER = CharacterTokenizer(TASK.characters)
 MODEL = ModelConfig.tiny(

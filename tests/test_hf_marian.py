@@ -22,8 +22,6 @@ from transformer_jax.sharding import data_mesh
 from transformer_jax.tokenizer import SentencePieceTokenizer
 from transformer_jax.translator import Translator
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
-
 V = 29
 SUB_WORD_IDS = {"pad_id": V - 1, "start_id": V - 1, "end_id": 0}
 SIZES = {"d_model": 16, "n_heads": 2, "d_ff": 24, "n_encoder_layers": 1, "n_decoder_layers": 2, "max_length": 40}

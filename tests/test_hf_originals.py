@@ -24,7 +24,6 @@ from transformer_jax.sharding import data_mesh
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
 
 V = 36
 SMALL: dict[str, Any] = {

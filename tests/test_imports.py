@@ -103,6 +103,22 @@ print("loaded:", "tensorflow" in sys.modules)
     assert run_python(code).splitlines()[-2:] == ["attempt: planted", "loaded: False"]
 
 
+def test_a_run_does_not_wait_for_pytorch_to_be_imported() -> None:
+    """Its TensorBoard writer would, where PyTorch is installed."""
+    code = """
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from transformer_jax.run_folder import RunFolder
+with TemporaryDirectory() as folder:
+    run = RunFolder(Path(folder))
+    run.write("train", 1, loss=2.5)
+    run.close()
+    print("torch" in sys.modules, "tensorboardX" in sys.modules, len(list(Path(folder).glob("events.*"))))
+"""
+    assert run_python(code).split() == ["False", "True", "1"]
+
+
 def test_the_package_imports_a_name_when_it_is_asked_for() -> None:
     listed = "print(sorted(m for m in sys.modules if m.startswith('transformer_jax.')))"
     code = f"import sys, transformer_jax\n{listed}\ntransformer_jax.Transformer\n{listed}"

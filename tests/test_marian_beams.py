@@ -16,8 +16,6 @@ from transformer_jax.pretrained import load_pretrained
 from transformer_jax.sharding import data_mesh
 from transformer_jax.translator import Translator
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
-
 
 @pytest.fixture
 def native_dir(shared_dir: Path) -> Path:

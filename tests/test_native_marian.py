@@ -34,8 +34,6 @@ from transformer_jax.sharding import data_mesh
 from transformer_jax.tokenizer import SentencePieceTokenizer
 from transformer_jax.translator import Translator
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
-
 TINY = Path(__file__).parent / "fixtures" / "marian_tiny"
 ACCEPTED = (
     *("postnorm_tiedall", "prenorm_tiedall", "tied_trg", "tied_src", "untied", "untied_tiedtrg_sepvoc", "omitbias"),

@@ -21,8 +21,6 @@ from transformer_jax.model import DecoderLayer, EncoderLayer
 from transformer_jax.search import beam_search
 from transformer_jax.search_rules import SearchOptions
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
-
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 CONFIG = ModelConfig(vocab_size=7, d_model=8, n_heads=2, d_ff=12, n_encoder_layers=1, n_decoder_layers=1)
 

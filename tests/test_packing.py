@@ -119,7 +119,6 @@ def test_packing_leaves_little() -> None:
 # --- the same mathematics -----------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("fast_compilation")
 def test_packed_and_unpacked_batches_have_the_same_loss_and_gradients() -> None:
     pairs = corpus(40)
     placed = PackedLayout(pairs, Bucket(16, 50, 50)).epoch(np.random.default_rng(0))
@@ -145,7 +144,6 @@ def test_packed_and_unpacked_batches_have_the_same_loss_and_gradients() -> None:
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
-@pytest.mark.usefixtures("fast_compilation")
 def test_a_sentence_does_not_see_its_neighbours() -> None:
     batch = training(corpus(40), shape=Bucket(8, 50, 50))[0]
     row = next(r for r in range(8) if batch.source_segments_BS[r].max() >= 3)
@@ -315,7 +313,6 @@ def recorded(trainer: Trainer, used: list[Batch], stop_after: int | None = None)
     trainer.train()
 
 
-@pytest.mark.usefixtures("fast_compilation")
 def test_a_run_that_stops_in_mid_epoch_on_eight_devices_goes_on_on_two(tmp_path: Path) -> None:
     def trainer(n_devices: int) -> Trainer:
         return Trainer(dataclasses.replace(RUN, train=dataclasses.replace(RUN.train, n_devices=n_devices)), tmp_path)

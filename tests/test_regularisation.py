@@ -20,8 +20,6 @@ from transformer_jax.model import Transformer
 from transformer_jax.sharding import data_mesh, replicate, shard_rows
 from transformer_jax.training import batch_logits, batch_loss, init_state, make_train_step, start_from
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
-
 V = 17
 MODEL = ModelConfig.tiny(
     V, d_model=16, n_heads=2, d_ff=32, n_encoder_layers=1, n_decoder_layers=1, dropout=0.2, max_length=32

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 import signal
@@ -24,16 +23,9 @@ WORKER = Path(__file__).parent / "resume_worker.py"
 STEPS = 40
 
 
-def start(folder: Path, *options: str, log: Path, cache: Path) -> subprocess.Popen[str]:
-    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-    environment |= {
-        "JAX_ENABLE_COMPILATION_CACHE": "true",
-        "JAX_COMPILATION_CACHE_DIR": str(cache),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-    }
+def start(folder: Path, *options: str, log: Path) -> subprocess.Popen[str]:
     command = [sys.executable, str(WORKER), str(folder), str(log), *options]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
 
 def finish(worker: subprocess.Popen[str]) -> tuple[int, str]:
@@ -65,22 +57,15 @@ def without_times(metrics: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("xla")
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nobody interrupted, with the log of its batches."""
     folder = tmp_path_factory.mktemp("whole")
-    code, messages = finish(start(folder / "run", log=folder / "batches", cache=cache))
+    code, messages = finish(start(folder / "run", log=folder / "batches"))
     assert code == 0, messages
     return folder
 
 
-def test_five_kills_at_random_steps_and_one_inside_a_save_change_no_bit(
-    whole: Path, cache: Path, tmp_path: Path
-) -> None:
+def test_five_kills_at_random_steps_and_one_inside_a_save_change_no_bit(whole: Path, tmp_path: Path) -> None:
     chance = random.Random(0)
     log = tmp_path / "batches"
     reference = dict(batches_used(whole / "batches"))
@@ -89,13 +74,13 @@ def test_five_kills_at_random_steps_and_one_inside_a_save_change_no_bit(
     kills = [("--die-after", chance.randint(low, low + 5)) for low in (2, 8, 14)] + [("--die-saving", 24)]
     kills += [("--die-after", chance.randint(low, low + 5)) for low in (26, 33)]
     for option, step in kills:
-        code, messages = finish(start(tmp_path / "run", option, str(step), log=log, cache=cache))
+        code, messages = finish(start(tmp_path / "run", option, str(step), log=log))
         assert code == -signal.SIGKILL, messages
         if option == "--die-saving":
             names = [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()]
             assert "24" not in names
             assert any(name.startswith("24.") for name in names), "the kill was meant to leave a half-written save"
-    code, messages = finish(start(tmp_path / "run", log=log, cache=cache))
+    code, messages = finish(start(tmp_path / "run", log=log))
     assert code == 0, messages
 
     used = batches_used(log)
@@ -107,9 +92,9 @@ def test_five_kills_at_random_steps_and_one_inside_a_save_change_no_bit(
         assert (tmp_path / "run" / "model" / name).read_bytes() == (whole / "run" / "model" / name).read_bytes()
 
 
-def test_sigterm_saves_says_so_and_the_same_command_goes_on(whole: Path, cache: Path, tmp_path: Path) -> None:
+def test_sigterm_saves_says_so_and_the_same_command_goes_on(whole: Path, tmp_path: Path) -> None:
     log = tmp_path / "batches"
-    worker = start(tmp_path / "run", log=log, cache=cache)
+    worker = start(tmp_path / "run", log=log)
     deadline = time.monotonic() + 240
     while not (log.is_file() and len(log.read_text().splitlines()) >= 3):
         assert worker.poll() is None
@@ -120,18 +105,18 @@ def test_sigterm_saves_says_so_and_the_same_command_goes_on(whole: Path, cache: 
     assert "Traceback" not in messages
     assert "SIGTERM: saved at step" in messages
     assert code == 0  # the worker's train() returned; train.py turns the outcome into 143
-    code, messages = finish(start(tmp_path / "run", log=log, cache=cache))
+    code, messages = finish(start(tmp_path / "run", log=log))
     assert code == 0, messages
     assert "resuming" in messages
     assert_same_bits(saved_state(tmp_path / "run", STEPS), saved_state(whole / "run", STEPS))
 
 
-def test_a_run_saved_on_eight_devices_goes_on_on_four(whole: Path, cache: Path, tmp_path: Path) -> None:
+def test_a_run_saved_on_eight_devices_goes_on_on_four(whole: Path, tmp_path: Path) -> None:
     log = tmp_path / "batches"
     options = ["--die-after", "21", "--devices", "8"]
-    code, messages = finish(start(tmp_path / "run", *options, log=log, cache=cache))
+    code, messages = finish(start(tmp_path / "run", *options, log=log))
     assert code == -signal.SIGKILL, messages
-    code, messages = finish(start(tmp_path / "run", "--devices", "4", log=log, cache=cache))
+    code, messages = finish(start(tmp_path / "run", "--devices", "4", log=log))
     assert code == 0, messages
     assert "resuming   at step 20" in messages
     reference = dict(batches_used(whole / "batches"))
@@ -139,14 +124,12 @@ def test_a_run_saved_on_eight_devices_goes_on_on_four(whole: Path, cache: Path, 
     assert saved_state(tmp_path / "run", STEPS).keys() == saved_state(whole / "run", STEPS).keys()
 
 
-def test_a_checkpoint_that_cannot_be_read_is_put_aside_and_the_one_before_is_used(
-    whole: Path, cache: Path, tmp_path: Path
-) -> None:
+def test_a_checkpoint_that_cannot_be_read_is_put_aside_and_the_one_before_is_used(whole: Path, tmp_path: Path) -> None:
     shutil.copytree(whole / "run", tmp_path / "run")
     checkpoints = tmp_path / "run" / "checkpoints"
     shutil.rmtree(checkpoints / str(STEPS) / "state")
     (checkpoints / "notes.txt").write_text("not a checkpoint")
-    code, messages = finish(start(tmp_path / "run", log=tmp_path / "batches", cache=cache))
+    code, messages = finish(start(tmp_path / "run", log=tmp_path / "batches"))
     assert code == 0, messages
     assert f"resuming   at step {STEPS - 4}" in messages
     assert (checkpoints / f"{STEPS}.unreadable").is_dir()
@@ -202,7 +185,7 @@ def train_main(arguments: list[str]) -> int:
 
 
 @pytest.fixture(scope="module")
-def reversal_run(tmp_path_factory: pytest.TempPathFactory, fast_compilation: None) -> Path:
+def reversal_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reversal") / "run"
     assert train_main([*REVERSAL, "--output", str(folder)]) == 0
     return folder

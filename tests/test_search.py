@@ -36,8 +36,6 @@ from transformer_jax.search import (
 )
 from transformer_jax.search_rules import SearchOptions
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
-
 
 def _quick_compiler() -> dict[str, Any]:
     """These programs run for milliseconds; without the CPU's fusion emitters they compile in a third of the time."""

@@ -13,8 +13,6 @@ from transformer_jax.config import ModelConfig
 from transformer_jax.model import Transformer
 from transformer_jax.source_tiles import encode_tiles, pack_sources, tile_shape
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
-
 CONFIG = ModelConfig(vocab_size=50, d_model=16, n_heads=2, d_ff=32, n_encoder_layers=2, n_decoder_layers=1)
 PAD = CONFIG.pad_id
 

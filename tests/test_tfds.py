@@ -22,7 +22,6 @@ from transformer_jax.tfds_parallel import open_dataset, prepare_parallel_text
 from transformer_jax.trainer import Trainer
 
 pytest.importorskip("tensorflow_datasets", reason="tensorflow-datasets is not installed")
-pytestmark = pytest.mark.usefixtures("fast_compilation")
 
 ROOT = Path(__file__).resolve().parents[1]
 LANGUAGES = ("en", "de")

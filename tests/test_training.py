@@ -25,8 +25,6 @@ from transformer_jax.optimizer import adam
 from transformer_jax.sharding import data_mesh, replicate, shard_rows
 from transformer_jax.training import init_state, make_loss_step, make_train_step
 
-pytestmark = pytest.mark.usefixtures("fast_compilation", "compiled_once")
-
 V = 23
 MODEL = ModelConfig.tiny(
     V, d_model=16, n_heads=2, d_ff=32, n_encoder_layers=1, n_decoder_layers=1, dropout=0.0, max_length=32
@@ -202,10 +200,10 @@ print("RESULT " + json.dumps([losses, digest, jax.device_count()]))
 
 def in_processes(commands: list[list[str]], **variables: str) -> list[str]:
     """Runs the commands side by side; returns what each wrote to standard output."""
-    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-    environment |= {"JAX_DISABLE_MOST_OPTIMIZATIONS": "true", **variables}
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    workers = [subprocess.Popen([sys.executable, *command], env=environment, **pipes) for command in commands]
+    workers = [
+        subprocess.Popen([sys.executable, *command], env=os.environ | variables, **pipes) for command in commands
+    ]
     outputs = []
     for worker in workers:
         out, err = worker.communicate(timeout=240)
@@ -233,11 +231,10 @@ def test_two_processes_train_one_run_with_one_folder(tmp_path: Path) -> None:
     options = ["--train.steps", "4", "--train.evaluate-every", "2", "--train.log-every", "1", "--decode.limit", "16"]
     options += ["--train.checkpoint-every", "2"]
     command = [str(root / "train.py"), "--config", str(root / "configs" / "reverse.py"), *options, "--output"]
-    flag = "--xla_force_host_platform_device_count="
-    in_processes([[*command, str(tmp_path / "one")]], XLA_FLAGS=flag + "8")
+    in_processes([[*command, str(tmp_path / "one")]], JAX_NUM_CPU_DEVICES="8")
     address = free_address()
     together = [*command, str(tmp_path / "two"), "--processes.coordinator", address, "--processes.count", "2"]
-    in_processes([[*together, "--processes.id", str(i)] for i in range(2)], XLA_FLAGS=flag + "4")
+    in_processes([[*together, "--processes.id", str(i)] for i in range(2)], JAX_NUM_CPU_DEVICES="4")
 
     def losses(folder: Path) -> list[tuple[str, int, float]]:
         records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

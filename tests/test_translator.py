@@ -23,8 +23,6 @@ from transformer_jax.source_tiles import SourceTiles
 from transformer_jax.tokenizer import CharacterTokenizer
 from transformer_jax.translator import Translation, Translator
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
-
 CHARACTERS = tuple("abcdefgh 0123456789")
 TOKENIZER = CharacterTokenizer(CHARACTERS)
 CONFIG = ModelConfig(

@@ -182,7 +182,6 @@ def test_the_arithmetic_is_that_of_the_compiled_forward_pass() -> None:
     assert training_flops(config, 4 * S, 4 * T, S, T) / 3 == pytest.approx(counted["flops"], rel=0.05)
 
 
-@pytest.mark.usefixtures("fast_compilation")
 def test_a_dry_run_compiles_the_step_that_a_run_would_make() -> None:
     config = replace(
         load_config(CONFIGS / "dates.py"), **{"model.vocab_size": 41, "model.d_model": 16, "model.d_ff": 32}
@@ -191,7 +190,6 @@ def test_a_dry_run_compiles_the_step_that_a_run_would_make() -> None:
     assert half < 0.7 * whole
 
 
-@pytest.mark.usefixtures("fast_compilation")
 @pytest.mark.parametrize("name", ["wmt14_base", "wmt14_big"])
 def test_the_recipe_runs_on_eight_devices_at_reduced_width(name: str, shared_dir: Path, tmp_path: Path) -> None:
     """Fifty steps on news text: its vocabulary, packing, schedule, checkpoints and average, with narrow layers."""

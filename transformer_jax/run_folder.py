@@ -13,6 +13,7 @@ import contextlib
 import json
 import logging
 import os
+import sys
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -90,9 +91,7 @@ class RunFolder:
             line = json.dumps({"kind": kind, "step": step, **values}, ensure_ascii=False) + "\n"
             file.write((b"" if self._ends_with_a_line(file) else b"\n") + line.encode("utf-8", "replace"))
         if self._events is None:
-            from tensorboardX import SummaryWriter  # here: its import takes longer than that of all the rest
-
-            self._events = SummaryWriter(str(self.folder), purge_step=step)
+            self._events = _summary_writer()(str(self.folder), purge_step=step)
         for name, value in values.items():
             if isinstance(value, int | float):
                 self._events.add_scalar(f"{kind}/{name}", value, step)
@@ -137,6 +136,22 @@ class RunFolder:
         if self._events is not None:
             self._events.close()
             self._events = None
+
+
+def _summary_writer() -> Any:
+    """tensorboardX's writer, imported when it is first needed: that takes longer than all the rest.
+
+    It imports PyTorch where it is installed, seconds for the name of a type; it does without where it is not.
+    """
+    hide = "torch" not in sys.modules
+    if hide:
+        sys.modules["torch"] = None  # type: ignore[assignment]  # an import of it now says that it is not there
+    try:
+        from tensorboardX import SummaryWriter
+    finally:
+        if hide:
+            del sys.modules["torch"]
+    return SummaryWriter
 
 
 def _is_record(value: Any) -> bool:
