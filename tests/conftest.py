@@ -80,14 +80,6 @@ def pytest_report_header() -> str:
     return f"jax {jax.__version__}, annotations {'checked' if ANNOTATIONS_CHECKED else 'NOT checked'}"
 
 
-@pytest.fixture
-def optimised() -> Iterator[None]:
-    """For tests about what the compiler makes: its memory, its time, its arithmetic."""
-    jax.config.update("jax_disable_most_optimizations", False)
-    yield
-    jax.config.update("jax_disable_most_optimizations", True)
-
-
 @pytest.fixture(scope="session")
 def shared_dir() -> Path:
     """Data beside the checkout: real corpora and models that the repository does not hold."""
