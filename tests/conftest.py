@@ -28,8 +28,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Programs that run for milliseconds: what the compiler would gain is lost many times over in compiling, of which the
 # flags leave a third. A version that does not know a flag ends the process, so they are for those that do.
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"
-quick = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
-os.environ["XLA_FLAGS"] = quick if version("jaxlib").startswith("0.10.") else ""
+QUICK = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+os.environ["XLA_FLAGS"] = QUICK if version("jaxlib").startswith("0.10.") else ""
 # Models here are much alike: their programs are kept on disk for as long as the tests run, and shared among all
 # processes of the run, so that each is compiled once.
 if "PYTEST_XDIST_WORKER" not in os.environ:

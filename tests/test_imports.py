@@ -43,7 +43,7 @@ print("applied")
 
 
 def run_python(code: str) -> str:
-    """Standard output of a fresh interpreter that sees the package and none of the tests' settings but the CPU."""
+    """Standard output of a fresh interpreter that sees the package, on the CPU, without the annotations' checks."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -359,6 +359,7 @@ def test_training_lowers_the_loss_and_reaches_every_parameter(option: str) -> No
     for _ in range(2):
         value, gradients = loss_and_gradients(params)
         losses.append(float(value))
+        # In NumPy: JAX would compile a program for each shape.
         params = jax.tree.map(lambda p, g: np.asarray(p) - 0.1 * np.asarray(g), params, gradients)
     losses.append(float(loss_and_gradients(params)[0]))
     assert np.isfinite(losses).all()

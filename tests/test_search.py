@@ -36,19 +36,6 @@ from transformer_jax.search import (
 )
 from transformer_jax.search_rules import SearchOptions
 
-
-def _quick_compiler() -> dict[str, Any]:
-    """These programs run for milliseconds; without the CPU's fusion emitters they compile in a third of the time."""
-    options = {"xla_cpu_use_fusion_emitters": False}
-    try:
-        jax.jit(lambda: jnp.zeros(()), compiler_options=options).lower().compile()
-    except Exception:  # a jaxlib that does not know it
-        return {}
-    return options
-
-
-QUICK = _quick_compiler()
-
 A, B, C, END = 0, 1, 2, 3
 START = 4
 # Rows: the last token; columns: the next one. From the start A; A -> B, B -> C, C -> END.
@@ -68,9 +55,7 @@ def follow(table: jax.Array, tokens_B: jax.Array) -> tuple[jax.Array, jax.Array]
     return table[tokens_B], table
 
 
-search_program = jax.jit(
-    greedy, static_argnums=0, static_argnames=("end_id", "length", "suppressed"), compiler_options=QUICK
-)
+search_program = jax.jit(greedy, static_argnums=0, static_argnames=("end_id", "length", "suppressed"))
 
 
 def search(
@@ -234,9 +219,9 @@ def chain_state(log_probs: np.ndarray, B: int, W: int, sentences: list[int] | No
     return Rows(jnp.asarray(log_probs, jnp.float32), (sentence_R, jnp.zeros(B * W, jnp.int32)))
 
 
-beam_program = jax.jit(beam_search, static_argnums=(0, 1, 5), static_argnames="length", compiler_options=QUICK)
-start_program = jax.jit(start_beams, static_argnames=("options", "length"), compiler_options=QUICK)
-advance_program = jax.jit(advance, static_argnums=(0, 1, 3), compiler_options=QUICK)
+beam_program = jax.jit(beam_search, static_argnums=(0, 1, 5), static_argnames="length")
+start_program = jax.jit(start_beams, static_argnames=("options", "length"))
+advance_program = jax.jit(advance, static_argnums=(0, 1, 3))
 
 
 def beam(
@@ -623,9 +608,7 @@ def test_an_ensemble_searches_the_mean_of_its_models() -> None:
 
 # Sampling
 
-sample_program = jax.jit(
-    sample, static_argnums=(0, 6), static_argnames=("length", "temperature", "top_k", "top_p"), compiler_options=QUICK
-)
+sample_program = jax.jit(sample, static_argnums=(0, 6), static_argnames=("length", "temperature", "top_k", "top_p"))
 DRAWN = np.array(  # no two alike in a row: what is as likely as the last one kept is kept too
     [
         [1.00, 0.00, 0.00, 0.00, 0.00],
