@@ -174,6 +174,31 @@ def test_weights_and_tags_belong_to_their_corpus(monkeypatch: pytest.MonkeyPatch
     assert "weight 0.5, 2 an epoch" in describe_report(report)[1]
 
 
+def test_exchanged_pairs_are_tagged_and_weighted_after_all_others() -> None:
+    first, second = listed([("a", "b"), ("c", "d")]), listed([("k", "l")], 2, ">>bt>>")
+    both = [first, second, *(source.exchange(0.5, ">>en>>") for source in (first, second))]
+    pairs, report = tokens_of(*both)
+    assert texts_of(pairs)[:4] == [("a", "b"), ("c", "d"), (">>bt>> k", "l"), (">>bt>> k", "l")]
+    assert texts_of(pairs)[4:] == [(">>en>> d", "c"), (">>en>> l", "k")]
+    assert [c["pairs_an_epoch"] for c in report["corpora"]] == [2, 2, 1, 1]
+    assert "corpus, sides exchanged: 2 of 2 pairs, weight 0.5, 1 an epoch, tag >>en>>" in describe_report(report)[3]
+
+
+def test_rules_and_limit_treat_exchanged_pairs_as_the_pairs_they_were() -> None:
+    """An exchanged held-out pair leaks as much as the pair itself; the pair itself is no duplicate of it."""
+    source = listed([("a", "z"), ("a", "z"), ("test line", "x"), ("c", "test target"), ("d", "e"), ("f", "g")])
+    rules = LineRules(duplicates=True, held_out="drop_lines")
+    pairs, report = tokens_of(source, source.exchange(1, ""), rules=rules, limit=2)
+    assert texts_of(pairs) == [("a", "z"), ("d", "e"), ("z", "a"), ("e", "d")]
+    plain, exchanged = report["corpora"]
+    assert plain["removed"] == exchanged["removed"]
+    assert (exchanged["removed"]["held_out"], exchanged["removed"]["duplicate"]) == (2, 1)
+
+
+def test_weights_multiply_as_decimal_numbers() -> None:
+    assert listed([], 0.1).exchange(3, "").weight == 0.3
+
+
 def test_the_limit_counts_what_the_rules_on_lines_leave() -> None:
     pairs, report = tokens_of(listed([("", "x"), ("a", "b")]), listed([("c", "d"), ("e", "f")]), limit=2)
     assert texts_of(pairs) == [("a", "b"), ("c", "d")]
@@ -207,6 +232,9 @@ def test_a_text_of_which_nothing_is_left_says_why(
         ({"max_length_ratio": 0.5}, "max_length_ratio is 0.5"),
         ({"held_out": "drop"}, "held_out is 'drop'"),
         ({"index_processes": 0}, "index_processes is 0"),
+        ({"reversed_weight": -1.0}, "reversed_weight is -1.0"),
+        ({"reversed_weight": float("nan")}, "reversed_weight is nan"),
+        ({"task": "dates", "reversed_weight": 1.0}, "reversed_weight is of text, but task dates"),
         ({"task": "dates", "tfds": "x"}, "named twice, by task and tfds"),
     ],
 )

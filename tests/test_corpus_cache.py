@@ -162,6 +162,7 @@ def test_key_changes_with_all_that_tokens_and_report_follow_from(corpus: Path, t
         {"sources": (dataclasses.replace(same, weight=0.5),)},
         {"sources": (dataclasses.replace(same, tag=">>bt<<"),)},
         {"sources": (same, same)},
+        {"sources": (same, same.exchange(1, ""))},
         {"limit": 100},
         {"line_rules": LineRules(duplicates=True)},
         {"held_out": held_out},
@@ -313,6 +314,33 @@ def test_a_tag_is_one_token_of_a_vocabulary_that_is_trained(corpus: Path) -> Non
     tagged, plain = tokenizer.encode_source(source.tagged("a frog")), tokenizer.encode_source("a frog")
     assert tagged[1:] == plain
     assert tokenizer.pad_id == 89  # still the last row, as Marian folders have it
+
+
+def test_the_other_direction_is_learnt_under_a_tag_of_its_own(corpus: Path) -> None:
+    config = run_config(corpus, weights=(2.0,), reversed_weight=0.5).data
+    texts = read_texts(config)
+    plain, exchanged = texts.train.sources
+    assert (plain.weight, plain.tag, plain.exchanged) == (2, "", False)
+    assert (exchanged.weight, exchanged.tag, exchanged.exchanged) == (1, ">>en<<", True)
+    assert texts.train.sample(10**6) == read_texts(run_config(corpus).data).train.sample(10**6)
+    tokenizer = find_tokenizer(config, texts, progress=False)
+    assert isinstance(tokenizer, SentencePieceTokenizer)
+    assert tokenizer.language_tags == [">>en<<"]
+    blocks = list(texts.train.blocks(texts.train.new_counts(), texts.train.new_filter()))
+    assert blocks[-1].source == [f">>en<< {line}" for line in blocks[0].target]
+    assert blocks[-1].target == blocks[0].source
+
+
+def test_a_vocabulary_for_each_language_cannot_learn_both_directions(corpus: Path) -> None:
+    one, other = train_sentencepiece(sentences(300, 0), 90), train_sentencepiece(sentences(300, 1), 91)
+    one.save(corpus / "one")
+    other.save(corpus / "other")
+    vocab = json.loads((corpus / "one" / "vocab.json").read_text())
+    files = corpus / "one" / "source.spm", corpus / "other" / "target.spm"
+    tokenizer = SentencePieceTokenizer(*files, vocab)
+    (source,) = indexer(corpus).text.sources
+    with pytest.raises(UserError, match="a vocabulary for each language"):
+        indexer(corpus, sources=(source, source.exchange(1, "")), tokenizer=tokenizer).in_memory()
 
 
 def test_a_vocabulary_is_made_from_a_sample_of_a_large_text() -> None:

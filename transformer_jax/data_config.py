@@ -34,6 +34,9 @@ class DataConfig:
     """How often an epoch sees the pairs of each corpus, in the order dir, tfds, source; 0.5: every second pair."""
     tags: tuple[str, ...] = ()
     """A text before each source line of a corpus, in the same order, such as '>>bt<<'; '' for none."""
+    reversed_weight: float = 0.0
+    """Learn the other direction too (Ding et al. 2021): how often an epoch sees each pair with its sides exchanged and
+    the tag >>source_lang<< before it, beside a weight of 1 for the pair as it is. 0: never."""
     validation_source: Path | None = None
     validation_target: Path | None = None
     test_source: Path | None = None
@@ -141,6 +144,14 @@ class DataConfig:
         check(
             self.max_length_ratio is None or 1 <= self.max_length_ratio < 1e6,
             f"max_length_ratio is {self.max_length_ratio}; it must be at least 1, and a number of times.",
+        )
+        check(
+            0 <= self.reversed_weight < 1e6,
+            f"reversed_weight is {self.reversed_weight}; it must be 0 or above, and a number of times.",
+        )
+        check(
+            not self.reversed_weight or self.task is None,
+            f"reversed_weight is of text, but task {self.task} has pairs made by rule; set it to 0.",
         )
         if self.index_processes is not None:
             not_below(self, 1, "index_processes")

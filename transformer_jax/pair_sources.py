@@ -118,6 +118,18 @@ class WeightedSource:
     pairs: PairSource
     weight: float = 1.0
     tag: str = ""
+    exchanged: bool = False
+    """Each pair's target is the source, and its source the target."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.pairs.name}, sides exchanged" if self.exchanged else self.pairs.name
+
+    def exchange(self, weight: float, tag: str) -> WeightedSource:
+        """The same pairs in the other direction, `weight` times as often. The product is that of the two decimal
+        numbers, so that `copies` is exact."""
+        product = Fraction(str(self.weight)) * Fraction(str(weight))
+        return WeightedSource(self.pairs, float(product), tag, not self.exchanged)
 
     def tagged(self, source: str) -> str:
         return f"{self.tag} {source}" if self.tag else source

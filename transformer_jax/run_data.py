@@ -80,6 +80,8 @@ def _training_text(
 ) -> TrainingText:
     weights, tags = config.weights or (1.0,) * len(sources), config.tags or ("",) * len(sources)
     weighted = [WeightedSource(*parts) for parts in zip(sources, weights, tags, strict=True)]
+    if config.reversed_weight:
+        weighted += [source.exchange(config.reversed_weight, f">>{config.source_lang}<<") for source in weighted]
     held_out = {name: text for name, text in (("validation", validation), ("test", test)) if text is not None}
     return TrainingText(tuple(weighted), LineRules.of(config), held_out, config.limit)
 
@@ -105,7 +107,7 @@ def find_tokenizer(config: DataConfig, texts: Texts, progress: bool) -> Tokenize
         texts.train.sample(config.vocab_lines),
         config.vocab_size,
         model_type=config.tokenizer_type,
-        tags=config.tags,
+        tags=[source.tag for source in texts.train.sources],
         progress=progress,
     )
 

@@ -256,6 +256,11 @@ class SentencePieceTokenizer:
         self.end_id, self.unknown_id = self._target.end_id, self._target.unknown_id
 
     @property
+    def joint(self) -> bool:
+        """Whether both sides are cut alike and share their ids."""
+        return not self.separate_vocabs and self._source_model == self._target_model
+
+    @property
     def language_tags(self) -> list[str]:
         """The tags, such as `>>fra<<`, that can start a source line; most models have none."""
         return list(self._source.tags)

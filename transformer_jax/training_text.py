@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +46,15 @@ class TrainingText:
     limit: int | None = None
     """Of all corpora together, the first so many pairs that the rules on lines leave."""
 
-    def kept(self, counts: Sequence[CorpusCount], line_filter: LineFilter) -> Iterator[tuple[int, Pair]]:
-        """Each pair that the rules on lines leave, with the number of its corpus; counts as it goes."""
+    def kept(
+        self, counts: Sequence[CorpusCount], line_filter: LineFilter, exchanged: bool = False
+    ) -> Iterator[tuple[int, Pair]]:
+        """Each pair that the rules on lines leave, its sides as they are in the text, with the number of its corpus;
+        counts as it goes. `exchanged`: of the corpora whose sides are exchanged, else of the others."""
         kept = 0
         for number, (source, count) in enumerate(zip(self.sources, counts, strict=True)):
+            if source.exchanged != exchanged:
+                continue
             for pair in source.pairs:
                 if kept == self.limit:
                     return
@@ -59,7 +65,7 @@ class TrainingText:
                     yield number, pair
                 else:
                     count.removed[rule] += 1
-        if not kept:
+        if not (kept or exchanged):
             raise _nothing_left(counts)
 
     def sample(self, n_lines: int) -> list[str]:
@@ -81,7 +87,10 @@ class TrainingText:
         `strength`, sub-words are drawn by a chance that follows from the numbers of the block and the reading."""
         block: TextBlock | None = None
         blocks = 0
-        for number, (source, target) in self.kept(counts, line_filter):
+        # The rules look at the sides as they are, with a filter for each direction: a pair does not duplicate itself.
+        both = chain(self.kept(counts, line_filter), self.kept(counts, self.new_filter(), exchanged=True))
+        for number, pair in both:
+            source, target = reversed(pair) if self.sources[number].exchanged else pair
             if block is None or number != block.corpus or len(block.source) == BLOCK_PAIRS:
                 if block is not None:
                     yield block
@@ -93,7 +102,7 @@ class TrainingText:
             yield block
 
     def new_counts(self) -> list[CorpusCount]:
-        return [CorpusCount(s.pairs.name, s.weight, s.tag, Counter()) for s in self.sources]
+        return [CorpusCount(s.name, s.weight, s.tag, Counter()) for s in self.sources]
 
     def new_filter(self) -> LineFilter:
         return LineFilter(self.rules, self.held_out)
@@ -103,7 +112,7 @@ class TrainingText:
         texts = {name: [text.source, text.target] for name, text in self.held_out.items()}
         held_out = {name: digest_of_pairs(zip(*sides, strict=True)) for name, sides in texts.items()}
         return {
-            "corpora": [[s.pairs.digest, s.weight, s.tag] for s in self.sources],
+            "corpora": [[s.pairs.digest, s.weight, s.tag, *["exchanged"] * s.exchanged] for s in self.sources],
             "line_rules": asdict(self.rules),
             "held_out": held_out,
             "limit": self.limit,
@@ -165,7 +174,7 @@ class Indexer:
             raise UserError(f"{folder} holds no tokens: all processes must see the same files; is it on a shared disk?")
         pairs, report = found
         for corpus, source in zip(report["corpora"], self.text.sources, strict=True):
-            corpus["name"] = source.pairs.name  # the same text may have had another name when it was read
+            corpus["name"] = source.name  # the same text may have had another name when it was read
         return pairs, report
 
     def _blocks(
@@ -201,6 +210,11 @@ class Indexer:
         for source in self.text.sources:
             if source.tag:
                 self.tokenizer.encode_source(source.tagged("a"))
+            if source.exchanged and isinstance(self.tokenizer, SentencePieceTokenizer) and not self.tokenizer.joint:
+                raise UserError(
+                    "The tokenizer has a vocabulary for each language, so it cannot read the target language: set "
+                    "data.reversed_weight to 0, or take a joint vocabulary."
+                )
         if self.rules.readings > 1:
             if not isinstance(self.tokenizer, SentencePieceTokenizer):
                 raise UserError("subword_sampling cuts sub-words, but the vocabulary is of characters; set it to 0.")
