@@ -226,7 +226,8 @@ def test_a_text_of_which_nothing_is_left_says_why(
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"weights": (1.0,)}, "weights has 1 entries, but there are 0 corpora"),
+        ({"weights": (1.0, 2.0)}, "weights has 2 entries, but there are 0 corpora"),
+        ({"tags": ("x",)}, "tags has 1 entries, but there are 0 corpora"),
         ({"source": (Path("a"),), "target": (Path("b"),), "weights": (0.0,)}, "above 0"),
         ({"dir": Path("d"), "tags": ("", "x")}, "tags has 2 entries, but there are 1"),
         ({"max_length_ratio": 0.5}, "max_length_ratio is 0.5"),
@@ -235,6 +236,7 @@ def test_a_text_of_which_nothing_is_left_says_why(
         ({"reversed_weight": -1.0}, "reversed_weight is -1.0"),
         ({"reversed_weight": float("nan")}, "reversed_weight is nan"),
         ({"task": "dates", "reversed_weight": 1.0}, "reversed_weight is of text, but task dates"),
+        ({"task": "dates", "weights": (2.0,)}, "weights is of text, but task dates"),
         ({"task": "dates", "tfds": "x"}, "named twice, by task and tfds"),
     ],
 )

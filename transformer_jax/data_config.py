@@ -31,7 +31,8 @@ class DataConfig:
     what `dir` and `tfds` name."""
     target: tuple[Path, ...] = ()
     weights: tuple[float, ...] = ()
-    """How often an epoch sees the pairs of each corpus, in the order dir, tfds, source; 0.5: every second pair."""
+    """How often an epoch sees the pairs of each corpus, in the order dir, tfds, source; 0.5: every second pair. One
+    number is for all of them."""
     tags: tuple[str, ...] = ()
     """A text before each source line of a corpus, in the same order, such as '>>bt<<'; '' for none."""
     reversed_weight: float = 0.0
@@ -130,12 +131,11 @@ class DataConfig:
             f"Training data is named twice, by {' and '.join(['task', *chosen])}; name it once.",
         )
         n_corpora = (self.dir is not None) + (self.tfds is not None) + len(self.source)
-        for name in ("weights", "tags"):
-            given = len(getattr(self, name))
+        for name, given, for_all in (("weights", len(self.weights), 1), ("tags", len(self.tags), 0)):
             check(
-                given in (0, n_corpora),
+                given in (0, for_all, n_corpora),
                 f"{name} has {given} entries, but there are {n_corpora} corpora (dir, tfds, then each source); "
-                "give one for each, or none.",
+                f"give one for each, {'one for all, ' if for_all else ''}or none.",
             )
         check(
             all(0 < weight < 1e6 for weight in self.weights),
@@ -149,10 +149,11 @@ class DataConfig:
             0 <= self.reversed_weight < 1e6,
             f"reversed_weight is {self.reversed_weight}; it must be 0 or above, and a number of times.",
         )
-        check(
-            not self.reversed_weight or self.task is None,
-            f"reversed_weight is of text, but task {self.task} has pairs made by rule; set it to 0.",
-        )
+        for name in ("weights", "reversed_weight"):
+            check(
+                not getattr(self, name) or self.task is None,
+                f"{name} is of text, but task {self.task} has pairs made by rule; leave it out.",
+            )
         if self.index_processes is not None:
             not_below(self, 1, "index_processes")
 

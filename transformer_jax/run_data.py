@@ -78,7 +78,8 @@ def find_task(name: str) -> Task:
 def _training_text(
     config: DataConfig, sources: list[PairSource], validation: ParallelText | None, test: ParallelText | None
 ) -> TrainingText:
-    weights, tags = config.weights or (1.0,) * len(sources), config.tags or ("",) * len(sources)
+    weights = config.weights * len(sources) if len(config.weights) == 1 else config.weights
+    weights, tags = weights or (1.0,) * len(sources), config.tags or ("",) * len(sources)
     weighted = [WeightedSource(*parts) for parts in zip(sources, weights, tags, strict=True)]
     if config.reversed_weight:
         weighted += [source.exchange(config.reversed_weight, f">>{config.source_lang}<<") for source in weighted]
