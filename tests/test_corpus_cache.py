@@ -303,6 +303,12 @@ def test_corpora_come_in_the_order_folder_then_files(corpus: Path, tmp_path: Pat
     assert block.source == ["from the folder"]
 
 
+def test_one_weight_is_for_all_corpora(corpus: Path) -> None:
+    files = {side: (getattr(run_config(corpus).data, side)[0],) * 2 for side in ("source", "target")}
+    texts = read_texts(run_config(corpus, **files, weights=(2.0,)).data)
+    assert [source.weight for source in texts.train.sources] == [2, 2]
+
+
 def test_a_tag_is_one_token_of_a_vocabulary_that_is_trained(corpus: Path) -> None:
     config = run_config(corpus, tags=(">>bt<<",)).data
     texts = read_texts(config)
@@ -326,6 +332,7 @@ def test_the_other_direction_is_learnt_under_a_tag_of_its_own(corpus: Path) -> N
     tokenizer = find_tokenizer(config, texts, progress=False)
     assert isinstance(tokenizer, SentencePieceTokenizer)
     assert tokenizer.language_tags == [">>en<<"]
+    assert (tokenizer.source_lang, tokenizer.target_lang) == ("en", "de")  # it can be asked for the way back
     blocks = list(texts.train.blocks(texts.train.new_counts(), texts.train.new_filter()))
     assert blocks[-1].source == [f">>en<< {line}" for line in blocks[0].target]
     assert blocks[-1].target == blocks[0].source

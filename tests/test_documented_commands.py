@@ -202,7 +202,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     dates = ["--config", str(documented.DATES), "--output", str(folder / "dates")]
     assert main(documented.changed(dates, small)) == 0
     text = [
-        *("--config", str(documented.TEXT), "--output", str(folder / "text")),
+        *("--config", str(documented.TEXT), "--output", str(folder / "text"), "--data.reversed-weight", "1"),
         *("--data.source", str(folder / "train.en"), "--data.target", str(folder / "train.de")),
         *("--data.validation-source", str(folder / "dev.en"), "--data.validation-target", str(folder / "dev.de")),
     ]

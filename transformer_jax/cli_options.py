@@ -10,6 +10,7 @@ from typing import Any
 from transformer_jax.errors import UserError
 from transformer_jax.files import check_writable
 
+RERANK_WEIGHT = 0.3
 MODEL_HELP = "a model folder, a run folder, a native Marian folder or .npz, or a name on the Hugging Face hub"
 
 
@@ -39,6 +40,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--word-penalty", type=float, help="of rule marian, per token (0)")
     group.add_argument("--no-repeat-ngram-size", type=int, help="no n tokens in a row twice (0: they may)")
     group.add_argument("--repetition-penalty", type=float, help="above 1 tokens come again less (1)")
+    group.add_argument("--rerank-weight", type=float, help="rank also by the way back to the source, times this (0)")
     group.add_argument("--min-length", type=int, help="tokens at least, the end token included (0)")
     group.add_argument("--extra-length", type=_length, help="tokens more than the source at most, or none (50)")
     group.add_argument("--max-length-factor", type=float, help="times the source's tokens at most (no limit)")
@@ -49,6 +51,13 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--top-p", type=float, help="draw from the likeliest that reach this probability (1)")
     group.add_argument("--seed", type=int, help="of the drawing (0)")
     group.add_argument("--long-lines", choices=("split", "cut"), help="lines beyond the model's limit (split)")
+
+
+def add_backward(parser: argparse.ArgumentParser) -> None:
+    """Which model says how likely the source is, given a translation of it."""
+    group = parser.add_argument_group("the way back", "of --rerank-weight, which is 0.3 where one of these is given")
+    group.add_argument("--backward", metavar="MODEL", help="a model of the other direction (the same one, by its tag)")
+    group.add_argument("--backward-tag", metavar="TAG", help="what it wants before a line, such as '>>en<<'")
 
 
 def _length(text: str) -> int | str:
@@ -91,17 +100,27 @@ def load_translator(options: argparse.Namespace, stopwatch: Any = None) -> Any:
     from transformer_jax.config import DecodeConfig
     from transformer_jax.model import Transformer
     from transformer_jax.pretrained import load_pretrained
+    from transformer_jax.reranking import Backward, own_backward
     from transformer_jax.sharding import data_mesh, use_compilation_cache
     from transformer_jax.translator import Translator
 
     use_compilation_cache()
     mesh = data_mesh(options.devices)
     changes = search_changes(options)
+    path, tag = getattr(options, "backward", None), getattr(options, "backward_tag", None)
+    if path is not None or tag is not None:
+        changes.setdefault("rerank_weight", RERANK_WEIGHT)
     DecodeConfig(**with_defaults(changes, {}))  # a mistake is told before the model is loaded
     model = load_pretrained(options.model, positions=options.positions, revision=options.revision)
     config = DecodeConfig(**with_defaults(changes, model.search))
     transformer = Transformer(model.config)
-    return Translator(transformer, model.params, model.tokenizer, config, mesh, model.suppressed, stopwatch)
+    translator = Translator(transformer, model.params, model.tokenizer, config, mesh, model.suppressed, stopwatch)
+    if path is not None:
+        other = Translator.from_pretrained(path, positions=options.positions, mesh=mesh)
+        translator.backward = Backward(other, tag or "")
+    elif config.rerank_weight:
+        translator.backward = own_backward(translator) if tag is None else Backward(translator, tag)
+    return translator
 
 
 def check_files(output: Path | None, *inputs: Path | None) -> None:

@@ -58,16 +58,18 @@ def _lines(number: int, translation: Any, options: argparse.Namespace) -> list[s
     if options.format == "tsv":
         rows = [(h.score, h.text) for h in translation.n_best]
         return [f"{number}\t{score:.4f}\t{' '.join(text.split())}" for score, text in rows]
-    hypotheses = [dataclasses.asdict(h) for h in translation.n_best]
+    hypotheses = [{k: v for k, v in dataclasses.asdict(h).items() if v is not None} for h in translation.n_best]
     return [json.dumps({"line": number, "text": translation.text, "n_best": hypotheses}, ensure_ascii=False)]
 
 
 def _report(seconds: dict[str, float], loaded: float, n_tokens: int) -> None:
-    running = seconds["decode"]
+    decoding, ranking = seconds["decode"], seconds["rank"]
+    running = decoding + ranking
     speed = n_tokens / running if running else 0.0
+    ranked = f", rank by the way back {ranking:.1f} s" if ranking else ""
     print(
         f"load {loaded:.1f} s, compile {seconds['compile']:.1f} s, encode and decode "
-        f"{running:.1f} s; {n_tokens:,} tokens, {speed:,.0f} tokens/s",
+        f"{decoding:.1f} s{ranked}; {n_tokens:,} tokens, {speed:,.0f} tokens/s",
         file=sys.stderr,
     )
 

@@ -242,6 +242,9 @@ class DecodeConfig:
     """No n tokens in a row come twice; 0: they may."""
     repetition_penalty: float = 1.0
     """Above 1, tokens that have come before are less likely to come again."""
+    rerank_weight: float = 0.0
+    """Rank what the beam found also by the log-probability of the source given each translation, times this (Li &
+    Jurafsky 2016): by the model itself where it has learnt both directions (`data.reversed_weight`)."""
     min_length: int = 0
     """Tokens that a translation has at least, the end token included."""
     extra_length: int | None = 50
@@ -287,6 +290,14 @@ class DecodeConfig:
         check(
             self.n_best <= self.beam_size,
             f"n_best is {self.n_best}, but beam_size is {self.beam_size}; a search finds at most as many as its beam.",
+        )
+        check(
+            0 <= self.rerank_weight < 1e6,
+            f"rerank_weight is {self.rerank_weight}; it must be 0 (none) or above, and a finite number.",
+        )
+        check(
+            not self.rerank_weight or self.beam_size > 1,
+            f"rerank_weight is {self.rerank_weight}, but one hypothesis has no rank; take a beam_size of 2 or more.",
         )
         check(self.limit is None or self.limit > 0, f"decode.limit is {self.limit}; it must be above 0.")
 

@@ -18,9 +18,8 @@ def split_line(line: str, limit: int, measure: Measure, language: str | None, ta
         return [line]
     from sentencex import segment  # pyright: ignore[reportAttributeAccessIssue] - a compiled module
 
-    match = _TAG.match(line)
-    tag = f"{match.group()} " if match and match.group() in tags else ""
-    body = line[match.end() :] if match and tag else line
+    tag, body = split_tag(line, tags)
+    tag = f"{tag} " if tag else ""
 
     def length(text: str) -> int:
         return measure(tag + text)
@@ -28,6 +27,12 @@ def split_line(line: str, limit: int, measure: Measure, language: str | None, ta
     sentences = [s.strip() for s in segment((language or "en")[:2].lower(), body) if s.strip()]
     pieces = [piece for sentence in sentences for piece in _within(sentence, limit, length)]
     return [tag + part for part in _fill(pieces, limit, length)]
+
+
+def split_tag(line: str, tags: Sequence[str]) -> tuple[str, str]:
+    """The language tag at the start of a line, '' where there is none of these, and the rest."""
+    match = _TAG.match(line)
+    return (match.group(), line[match.end() :]) if match and match.group() in tags else ("", line)
 
 
 def _within(text: str, limit: int, length: Measure) -> list[str]:

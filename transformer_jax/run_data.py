@@ -109,6 +109,8 @@ def find_tokenizer(config: DataConfig, texts: Texts, progress: bool) -> Tokenize
         config.vocab_size,
         model_type=config.tokenizer_type,
         tags=[source.tag for source in texts.train.sources],
+        source_lang=config.source_lang,
+        target_lang=config.target_lang,
         progress=progress,
     )
 

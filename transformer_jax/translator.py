@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,11 @@ from jax.sharding import Mesh
 from transformer_jax.config import DecodeConfig, Positions
 from transformer_jax.decoding import BatchDecoder, Scorer, never_generated, row_sizes
 from transformer_jax.errors import UserError
+from transformer_jax.hypotheses import Hypothesis, Score, Translation, translation_of
 from transformer_jax.long_lines import split_line
 from transformer_jax.model import Transformer
 from transformer_jax.pretrained import load_pretrained
+from transformer_jax.reranking import Backward, own_backward, rerank
 from transformer_jax.sampling import Sampling
 from transformer_jax.search_rules import SearchOptions
 from transformer_jax.sharding import data_mesh, replicate, shard_rows, to_host
@@ -38,43 +40,6 @@ SCORED_SLOTS = 2048
 MOST_ROWS = 2048
 """Rows of a batch at most, whatever the tokens."""
 EARLY_STOPPING = {"best": False, "first": True, "never": "never"}
-CONTINUED = "\N{SPACE}"
-"""What joins the translations of a line's parts."""
-
-
-@dataclass(frozen=True)
-class Hypothesis:
-    """One output for a line."""
-
-    text: str
-    score: float
-    """By the length rule of the search: what hypotheses are ranked by."""
-    log_prob: float
-    """Log-probability under the model, natural logarithm."""
-    tokens: tuple[int, ...]
-    """Token ids, with the end token where the model gave one."""
-    token_scores: tuple[float, ...]
-    """Log-probability of each token."""
-
-
-@dataclass(frozen=True)
-class Translation(Hypothesis):
-    """What one line became: the best hypothesis, with the others."""
-
-    n_best: tuple[Hypothesis, ...] = ()
-    """All that were asked for, best first; a line has fewer where the search found fewer."""
-
-
-@dataclass(frozen=True)
-class Score:
-    """How likely a given translation is."""
-
-    log_prob: float
-    token_log_probs: tuple[float, ...]
-    """Of each target token, the end token last; natural logarithm."""
-
-
-EMPTY = Hypothesis("", 0.0, 0.0, (), ())
 
 
 class Translator:
@@ -94,7 +59,9 @@ class Translator:
         mesh: Mesh | None = None,
         suppressed: tuple[int, ...] = (),
         stopwatch: Stopwatch | None = None,
+        backward: Backward | None = None,
     ) -> None:
+        """`backward` is of `rerank_weight`: what translates back. Without it, it is this model itself."""
         self.model = model
         self.tokenizer = tokenizer
         self.config = config or DecodeConfig()
@@ -102,6 +69,7 @@ class Translator:
         self.params = replicate(params, self.mesh)
         self.suppressed = suppressed
         self.stopwatch = stopwatch
+        self.backward = backward
         self._decoders: dict[SearchOptions, BatchDecoder] = {}
         self._scorer = Scorer(model, self.mesh)
 
@@ -115,6 +83,7 @@ class Translator:
         revision: str | None = None,
         mesh: Mesh | None = None,
         stopwatch: Stopwatch | None = None,
+        backward: Backward | None = None,
     ) -> Translator:
         """Loads a model folder, the model of a run folder, a native Marian folder or .npz, or a model of the hub.
 
@@ -124,7 +93,7 @@ class Translator:
         model = load_pretrained(path, positions=positions, revision=revision)
         config = config or DecodeConfig(**model.search)
         transformer = Transformer(model.config)
-        return cls(transformer, model.params, model.tokenizer, config, mesh, model.suppressed, stopwatch)
+        return cls(transformer, model.params, model.tokenizer, config, mesh, model.suppressed, stopwatch, backward)
 
     def with_params(self, params: Any) -> Translator:
         """The same translator, with its compiled programs, on other parameters (already on the mesh)."""
@@ -133,8 +102,9 @@ class Translator:
         return other
 
     def n_programs(self) -> int:
-        """How many programs have been compiled for translation."""
-        return sum(decoder.n_programs() for decoder in self._decoders.values())
+        """How many programs have been compiled, for translating and for scoring."""
+        scoring: Any = self._scorer.score
+        return sum(decoder.n_programs() for decoder in self._decoders.values()) + scoring._cache_size()
 
     # --- translating ----------------------------------------------------------------------------------------
 
@@ -152,12 +122,19 @@ class Translator:
         DecodeConfig for this call: `translate(lines, beam_size=4, n_best=4)`. Warnings count lines from `first_line`.
         """
         config = dataclasses.replace(self.config, **changes)
+        backward = (self.backward or own_backward(self)) if config.rerank_weight else None
+        # All that the beam finds is ranked again, however few of it are asked for.
+        search = dataclasses.replace(config, n_best=config.beam_size) if backward else config
         parts, lines_of_parts = self._parts(lines, config, first_line)
-        found: list[tuple[Hypothesis, ...]] = self._translate_parts(parts, lines_of_parts, prefixes, config, first_line)
+        found: list[tuple[Hypothesis, ...]] = self._translate_parts(parts, lines_of_parts, prefixes, search, first_line)
+        if backward:
+            tags = getattr(self.tokenizer, "language_tags", ())
+            with contextlib.nullcontext() if self.stopwatch is None else self.stopwatch.measure("rank"):
+                found = [best[: config.n_best] for best in rerank(parts, found, tags, backward, config)]
         of_lines: list[list[tuple[Hypothesis, ...]]] = [[] for _ in lines]
         for line, hypotheses in zip(lines_of_parts, found, strict=True):
             of_lines[line].append(hypotheses)
-        return [_translation(parts) for parts in of_lines]
+        return [translation_of(parts) for parts in of_lines]
 
     def _parts(self, lines: Sequence[str], config: DecodeConfig, first_line: int) -> tuple[list[str], list[int]]:
         """What is translated by itself: lines, or their parts where they are too long; and the line of each."""
@@ -214,7 +191,7 @@ class Translator:
         prefixes: Sequence[Sequence[int]] | None = None,
         sentence_ids: Sequence[int] | None = None,
     ) -> list[tuple[Hypothesis, ...]]:
-        """Hypotheses, best first, of sources in tokens (with their end token).
+        """Hypotheses, best first, of sources in tokens (with their end token); `rerank_weight` is of lines of text.
 
         `prefixes`: target ids that each must begin with. `sentence_ids`: what its drawing follows from, with the seed.
         """
@@ -420,29 +397,3 @@ def _prefix_arrays(prefixes: Sequence[Sequence[int]], rows: int, room: int) -> d
     for row, prefix in enumerate(prefixes):
         ids[row, : len(prefix)], lengths[row] = prefix, len(prefix)
     return {"prefix_BP": ids, "prefix_lengths_B": lengths}
-
-
-def _translation(parts: Sequence[tuple[Hypothesis, ...]]) -> Translation:
-    """A line's translation from those of its parts: the n-th best is made of the n-th best of each."""
-    if not parts:
-        return _with_others((EMPTY,))
-    if len(parts) == 1:
-        return _with_others(parts[0])
-    ranks = range(max(map(len, parts)))
-    return _with_others(tuple(_joined([part[min(n, len(part) - 1)] for part in parts if part]) for n in ranks))
-
-
-def _with_others(hypotheses: tuple[Hypothesis, ...]) -> Translation:
-    best = hypotheses[0] if hypotheses else EMPTY
-    fields = {f.name: getattr(best, f.name) for f in dataclasses.fields(Hypothesis)}
-    return Translation(**fields, n_best=hypotheses)
-
-
-def _joined(parts: Sequence[Hypothesis]) -> Hypothesis:
-    return Hypothesis(
-        text=CONTINUED.join(part.text for part in parts if part.text),
-        score=sum(part.score for part in parts),
-        log_prob=sum(part.log_prob for part in parts),
-        tokens=tuple(token for part in parts for token in part.tokens),
-        token_scores=tuple(score for part in parts for score in part.token_scores),
-    )
