@@ -12,16 +12,18 @@ import numpy as np
 import pytest
 
 from transformer_jax import cli
-from transformer_jax.config import DecodeConfig, ModelConfig
+from transformer_jax.config import DataConfig, DecodeConfig, ModelConfig, RunConfig, TrainConfig
+from transformer_jax.dry_run import describe
 from transformer_jax.errors import UserError
 from transformer_jax.hypotheses import Hypothesis, translation_of
 from transformer_jax.model import Transformer
 from transformer_jax.model_folder import save_model
-from transformer_jax.reranking import Backward, own_backward, rerank
+from transformer_jax.reranking import Backward, rerank
 from transformer_jax.run_model import fit_model
 from transformer_jax.sentencepiece_training import train_sentencepiece
 from transformer_jax.sharding import data_mesh
 from transformer_jax.tokenizer import SentencePieceTokenizer
+from transformer_jax.trainer import Trainer
 from transformer_jax.translator import Translator
 
 TOKENIZER = train_sentencepiece(
@@ -54,29 +56,32 @@ def back() -> Translator:
 
 @pytest.fixture(scope="module")
 def forward(back: Translator) -> Translator:
-    return make_translator(0, Backward(back))
+    return make_translator(0, Backward(back, ""))
 
 
 @pytest.mark.parametrize(
-    ("rule", "alpha"), [("hf", 1.0), ("hf", 0.0), ("gnmt", 0.6)], ids=["hf", "sums", "gnmt of the paper"]
+    ("rule", "alpha", "penalty"),
+    [("hf", 1.0, 0.0), ("hf", 0.0, 0.0), ("gnmt", 0.6, 0.0), ("marian", 0.5, 0.2)],
+    ids=["hf", "sums", "gnmt of the paper", "marian"],
 )
 def test_the_score_of_the_source_is_added_by_the_same_length_rule(
-    rule: str, alpha: float, forward: Translator, back: Translator
+    rule: str, alpha: float, penalty: float, forward: Translator, back: Translator
 ) -> None:
-    asked = {"length_rule": rule, "length_penalty": alpha}
+    asked = {"length_rule": rule, "length_penalty": alpha, "word_penalty": penalty}
     plain = forward.translate(LINES, **asked)
     ranked = forward.translate(LINES, **asked, rerank_weight=WEIGHT)
     n_changed = 0
     for line, before, after in zip(LINES, plain, ranked, strict=True):
         if not line:
-            assert after.text == ""
+            assert (after.text, after.source_log_prob) == ("", 0.0)
             continue
         by_hand = []
         for h in before.n_best:
             (source,) = back.score([h.text], [line])
             n = len(source.token_log_probs)
             divisor = ((5 + n) / 6) ** alpha if rule == "gnmt" else n**alpha
-            by_hand.append((h.score + WEIGHT * source.log_prob / divisor, source.log_prob, h.tokens))
+            of_source = (source.log_prob - penalty * n) / divisor
+            by_hand.append((h.score + WEIGHT * of_source, source.log_prob, h.tokens))
         by_hand.sort(key=lambda entry: -entry[0])
         assert [h.tokens for h in after.n_best] == [tokens for *_, tokens in by_hand]
         found = [(h.score, h.source_log_prob) for h in after.n_best]
@@ -128,11 +133,12 @@ class Asked:
     def __init__(self, tokenizer: SentencePieceTokenizer) -> None:
         self.tokenizer, self.model = tokenizer, Transformer(CONFIG)
         self.pairs: list[tuple[str, str]] = []
+        self.ids: Any = []
 
-    def score_tokens(self, pairs: Any) -> Any:
-        pieces = self.tokenizer.pieces_of
+    def score_tokens(self, pairs: Any, batch_tokens: int) -> Any:
+        self.ids, pieces = pairs, self.tokenizer.pieces_of
         self.pairs = [("".join(pieces(x)[:-1]), "".join(pieces(y)[:-1])) for x, y in pairs]
-        return make_translator(1).score_tokens(pairs)
+        return make_translator(1).score_tokens(pairs, batch_tokens)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +157,7 @@ def test_the_way_back_has_the_tag_of_its_language(
 ) -> None:
     model = Asked(TOKENIZER)
     config = DecodeConfig(beam_size=2, rerank_weight=1.0)
-    rerank([source], [(hypothesis(output),)], TOKENIZER.language_tags, Backward(model, tag), config)  # type: ignore[arg-type]
+    rerank([source], [(hypothesis(output),)], TOKENIZER.language_tags, (model, tag), config)  # type: ignore[arg-type]
     assert [(x.replace("<unk>", ""), y) for x, y in model.pairs] == [asked]
 
 
@@ -159,26 +165,74 @@ def test_equal_hypotheses_keep_their_order_and_are_asked_for_once(back: Translat
     model = Asked(TOKENIZER)
     twice = (hypothesis("abc", -1.0), hypothesis("abc", -1.0), hypothesis("abc", -0.5))
     config = DecodeConfig(beam_size=3, rerank_weight=1.0)
-    (found,) = rerank(["def"], [twice], (), Backward(model), config)  # type: ignore[arg-type]
+    (found,) = rerank(["def"], [twice], (), (model, ""), config)  # type: ignore[arg-type]
     assert [h.log_prob for h in found] == [-0.5, -1.0, -1.0]
     assert len(model.pairs) == 1
 
 
+def test_what_is_beyond_a_limit_of_the_way_back_does_not_count() -> None:
+    """Of a line that is cut the end token is kept, as in translating."""
+    model = Asked(TOKENIZER)
+    config = DecodeConfig(beam_size=2, rerank_weight=1.0)
+    rerank(["a" * 60], [(hypothesis("b" * 60),)], (), (model, ">>en<<"), config)  # type: ignore[arg-type]
+    ((asked, source),) = model.ids
+    assert (len(asked), len(source)) == (CONFIG.max_length, CONFIG.max_length)
+    assert (asked[0], asked[-1]) == (TOKENIZER.encode_source(">>en<< b")[0], TOKENIZER.end_id)
+
+
 def test_a_model_of_both_directions_is_its_own_way_back(back: Translator) -> None:
     both = make_translator(1)
-    assert own_backward(both).tag == ">>en<<"
-    other = Translator(both.model, both.params, TOKENIZER, SEARCH, data_mesh(1), backward=Backward(back, ">>en<<"))
+    other = make_translator(1, Backward(back, ">>en<<"))
     found, expected = (t.translate(LINES, rerank_weight=WEIGHT) for t in (both, other))
     assert [t.tokens for t in found] == [t.tokens for t in expected]
 
 
-def test_a_model_of_one_direction_is_not_ranked_by_itself() -> None:
-    for tokenizer in (
-        train_sentencepiece(["abc def", "a b c d e f", "xyz"] * 3, 26, source_lang="en"),
-        train_sentencepiece(["abc def", "a b c d e f", "xyz"] * 3, 26, tags=(">>en<<",)),
-    ):
-        with pytest.raises(UserError, match="does not translate back"):
-            make_translator(1, tokenizer=tokenizer).translate(["abc"], rerank_weight=WEIGHT)
+def test_with_other_parameters_the_way_back_has_them_too() -> None:
+    both = make_translator(1)
+    changed = both.with_params(make_translator(2).params)
+    found = changed.translate(LINES, rerank_weight=WEIGHT)
+    assert [t.tokens for t in found] == [t.tokens for t in make_translator(2).translate(LINES, rerank_weight=WEIGHT)]
+
+
+TEXT = ["abc def", "a b c d e f", "xyz"] * 3
+UNTAGGED = train_sentencepiece(TEXT, 25, source_lang="en")
+OTHER_TAGS = train_sentencepiece(TEXT, 26, tags=(">>fr<<",), source_lang="en")
+NO_LANGUAGE = train_sentencepiece(TEXT, 26, tags=(">>en<<",))
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "backward", "tag"),
+    [
+        (TOKENIZER, Backward(), ">>en<<"),
+        (NO_LANGUAGE, Backward(tag=">>en<<"), ">>en<<"),
+        (UNTAGGED, Backward(make_translator(1)), ">>en<<"),
+        (TOKENIZER, Backward(make_translator(1), ""), ""),
+        (TOKENIZER, Backward(make_translator(1, tokenizer=UNTAGGED)), ""),
+    ],
+    ids=["itself", "itself, told", "one of both directions", "told to do without", "one without tags"],
+)
+def test_the_tag_is_that_of_the_source_language_where_there_is_one(
+    tokenizer: SentencePieceTokenizer, backward: Backward, tag: str
+) -> None:
+    assert backward.resolve(make_translator(0, tokenizer=tokenizer))[1] == tag
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "backward", "complaint"),
+    [
+        (UNTAGGED, Backward(), "does not translate back"),
+        (OTHER_TAGS, Backward(), "source language is en, and of the vocabulary's tags it has >>fr<<"),
+        (NO_LANGUAGE, Backward(), "source language is not known, and of the vocabulary's tags it has >>en<<"),
+        (TOKENIZER, Backward(make_translator(1, tokenizer=OTHER_TAGS)), "it has >>fr<<. Name one as backward_tag"),
+        (TOKENIZER, Backward(tag=">>fr<<"), "has no tag '>>fr<<'; it has >>en<<"),
+        (UNTAGGED, Backward(tag="en"), "has no tag 'en'; it has none"),
+    ],
+)
+def test_a_way_back_that_is_not_known_is_asked_for(
+    tokenizer: SentencePieceTokenizer, backward: Backward, complaint: str
+) -> None:
+    with pytest.raises(UserError, match=complaint):
+        make_translator(0, backward, tokenizer).translate(["abc"], rerank_weight=WEIGHT)
 
 
 @pytest.mark.parametrize(
@@ -187,6 +241,7 @@ def test_a_model_of_one_direction_is_not_ranked_by_itself() -> None:
         ({"beam_size": 1, "rerank_weight": 0.3}, "one hypothesis has no rank"),
         ({"beam_size": 4, "rerank_weight": -0.3}, "rerank_weight is -0.3"),
         ({"beam_size": 4, "rerank_weight": float("nan")}, "rerank_weight is nan"),
+        ({"beam_size": 1, "rerank_weight": 0.3, "sample": True}, "leave it out where tokens are drawn"),
     ],
 )
 def test_what_cannot_be_ranked_is_refused(options: dict[str, Any], complaint: str) -> None:
@@ -218,20 +273,20 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def test_the_command_ranks_by_itself_or_by_another_model(
-    folders: tuple[Path, Path], forward: Translator, back: Translator, capsys: pytest.CaptureFixture[str]
+    folders: tuple[Path, Path], back: Translator, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one, other = folders
     assert translate(one, "--backward", other, "--format", "jsonl", "--n-best", 2, "--report", "timing") == 0
     assert ", rank by the way back " in capsys.readouterr().err
     found = [json.loads(line) for line in (one.parent / "out").read_text().splitlines()]
-    expected = forward.translate(LINES, rerank_weight=0.3)
+    expected = make_translator(0, Backward(back, ">>en<<")).translate(LINES, rerank_weight=0.3)
     assert [line["text"] for line in found] == [t.text for t in expected]
     assert found[0]["n_best"][0]["source_log_prob"] == pytest.approx(expected[0].source_log_prob, rel=1e-4)
     assert translate(other, "--rerank-weight", WEIGHT) == 0
     own = make_translator(1).translate(LINES, rerank_weight=WEIGHT)
     assert (one.parent / "out").read_text().splitlines() == [t.text for t in own]
     assert translate(other, "--rerank-weight", WEIGHT, "--backward-tag", "") == 0
-    untagged = make_translator(1, Backward(back)).translate(LINES, rerank_weight=WEIGHT)
+    untagged = make_translator(1, Backward(back, "")).translate(LINES, rerank_weight=WEIGHT)
     assert (one.parent / "out").read_text().splitlines() == [t.text for t in untagged]
     assert [t.tokens for t in untagged] != [t.tokens for t in own]
 
@@ -239,3 +294,80 @@ def test_the_command_ranks_by_itself_or_by_another_model(
 def test_a_greedy_search_is_not_ranked(folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert translate(folders[0], "--backward", folders[1], "--beam-size", 1) == 2
     assert "take a beam_size of 2 or more" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--backward", "1", "--rerank-weight", 0), "--rerank-weight 0 does without"),
+        (("--backward-tag", ">>fr<<"), "has no tag '>>fr<<'"),
+        (("--backward-positions", "marian"), "--backward-positions is of the model that --backward names"),
+        (("--backward-tag", ">>en<<", "--sample"), "leave it out where tokens are drawn"),
+        (("--backward", "absent"), "absent"),
+    ],
+)
+def test_a_mistake_about_the_way_back_is_told_before_anything_is_written(
+    options: tuple[Any, ...], sentence: str, folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folders[1].parent / "out").unlink(missing_ok=True)
+    assert translate(folders[1], *options) == 2
+    assert sentence in capsys.readouterr().err
+    assert not (folders[1].parent / "out").exists()
+
+
+def test_explain_looks_at_the_translation_that_translate_gives(
+    folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--rerank-weight", 5, "--devices", 1, "--extra-length", 4, "--format", "json")
+    for line, t in zip(LINES[:2], make_translator(1).translate(LINES[:2], rerank_weight=5.0), strict=True):
+        assert (
+            cli.run_command(lambda line=line: cli._dispatch(["explain", str(folders[1]), line, *map(str, options)]))
+            == 0
+        )
+        assert json.loads(capsys.readouterr().out)["target"] == t.text
+
+
+# --- in training --------------------------------------------------------------------------------------------
+
+
+def run_of(folder: Path, **data: Any) -> RunConfig:
+    for split in ("train", "val"):
+        for language, lines in (("en", TEXT), ("de", [line[::-1] for line in TEXT])):
+            (folder / f"{split}.{language}").write_text("".join(f"{line}\n" for line in lines))
+    return RunConfig(
+        model=ModelConfig(d_model=16, n_heads=2, d_ff=32, n_encoder_layers=1, n_decoder_layers=1, max_length=32),
+        data=DataConfig(dir=folder, vocab_size=26, max_tokens=32, n_buckets=1, batch_tokens=256, **data),
+        train=TrainConfig(steps=2, evaluate_every=1, n_devices=1),
+        decode=DecodeConfig(beam_size=3, rerank_weight=WEIGHT, extra_length=4),
+    )
+
+
+def test_a_run_of_both_directions_evaluates_by_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def noted(sources: Any, found: Any, tags: Any, backward: Any, config: Any) -> Any:
+        asked.append(backward[1])
+        assert backward[0] is translators[-1]  # the parameters of this evaluation, not of the first
+        return rerank(sources, found, tags, backward, config)
+
+    translators: list[Translator] = []
+    with_params = Translator.with_params
+    monkeypatch.setattr(
+        Translator, "with_params", lambda t, params: translators.append(with_params(t, params)) or translators[-1]
+    )
+    monkeypatch.setattr("transformer_jax.translator.rerank", noted)
+    Trainer(run_of(tmp_path, reversed_weight=1.0), tmp_path / "run").train()
+    assert asked == [">>en<<"] * 2
+    monkeypatch.undo()
+    search = run_of(tmp_path).decode
+    saved = Translator.from_pretrained(tmp_path / "run", search, mesh=data_mesh(1))
+    assert saved.translate(["abc"])[0].source_log_prob is not None
+
+
+def test_a_run_of_one_direction_is_not_started_with_a_rank_by_both(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="does not learn to translate back"):
+        Trainer(run_of(tmp_path), tmp_path / "run")
+    with pytest.raises(UserError, match="does not learn to translate back"):
+        describe(run_of(tmp_path), compiled=False)
+    with pytest.raises(UserError, match="has no tag '>>en<<'; it has >>bt<<"):
+        Trainer(run_of(tmp_path, tags=(">>bt<<",)), tmp_path / "run")

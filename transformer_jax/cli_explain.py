@@ -11,7 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from transformer_jax.cli_options import add_model, add_running, add_search, check_files, load_translator
+from transformer_jax.cli_options import (
+    BACKWARD,
+    add_backward,
+    add_model,
+    add_running,
+    add_search,
+    check_files,
+    load_translator,
+)
 from transformer_jax.errors import UserError
 from transformer_jax.files import check_writable
 from transformer_jax.line_files import CHUNK, output_file
@@ -45,6 +53,7 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--units", choices=("words", "tokens"), help="what is linked (words; of characters, tokens)")
     add_running(parser)
     add_search(parser)
+    add_backward(parser)
     parser.set_defaults(run=run)
 
 
@@ -68,6 +77,7 @@ def _check_no_search(options: argparse.Namespace) -> None:
     from transformer_jax.config import DecodeConfig
 
     names = [field.name for field in dataclasses.fields(DecodeConfig) if field.name != "batch_tokens"]
+    names += BACKWARD
     asked = [name for name in names if getattr(options, name, None) is not None]
     if asked:
         option = asked[0].replace("_", "-")

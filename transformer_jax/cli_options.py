@@ -10,7 +10,10 @@ from typing import Any
 from transformer_jax.errors import UserError
 from transformer_jax.files import check_writable
 
+BACKWARD = ("backward", "backward_tag", "backward_positions")
+"""Options of the model that translates back."""
 RERANK_WEIGHT = 0.3
+"""Where such an option is given without a weight."""
 MODEL_HELP = "a model folder, a run folder, a native Marian folder or .npz, or a name on the Hugging Face hub"
 
 
@@ -57,7 +60,8 @@ def add_backward(parser: argparse.ArgumentParser) -> None:
     """Which model says how likely the source is, given a translation of it."""
     group = parser.add_argument_group("the way back", "of --rerank-weight, which is 0.3 where one of these is given")
     group.add_argument("--backward", metavar="MODEL", help="a model of the other direction (the same one, by its tag)")
-    group.add_argument("--backward-tag", metavar="TAG", help="what it wants before a line, such as '>>en<<'")
+    group.add_argument("--backward-tag", metavar="TAG", help="what it wants before a line, such as '>>en<<', or ''")
+    group.add_argument("--backward-positions", choices=("sin_then_cos", "marian"), help="as --positions, of that model")
 
 
 def _length(text: str) -> int | str:
@@ -100,27 +104,36 @@ def load_translator(options: argparse.Namespace, stopwatch: Any = None) -> Any:
     from transformer_jax.config import DecodeConfig
     from transformer_jax.model import Transformer
     from transformer_jax.pretrained import load_pretrained
-    from transformer_jax.reranking import Backward, own_backward
     from transformer_jax.sharding import data_mesh, use_compilation_cache
     from transformer_jax.translator import Translator
 
     use_compilation_cache()
     mesh = data_mesh(options.devices)
     changes = search_changes(options)
-    path, tag = getattr(options, "backward", None), getattr(options, "backward_tag", None)
-    if path is not None or tag is not None:
-        changes.setdefault("rerank_weight", RERANK_WEIGHT)
+    ranked = any(getattr(options, name, None) is not None for name in BACKWARD)
+    if ranked and changes.setdefault("rerank_weight", RERANK_WEIGHT) == 0:
+        raise UserError("--backward is of ranking by the way back, which --rerank-weight 0 does without; drop one.")
     DecodeConfig(**with_defaults(changes, {}))  # a mistake is told before the model is loaded
     model = load_pretrained(options.model, positions=options.positions, revision=options.revision)
     config = DecodeConfig(**with_defaults(changes, model.search))
     transformer = Transformer(model.config)
     translator = Translator(transformer, model.params, model.tokenizer, config, mesh, model.suppressed, stopwatch)
-    if path is not None:
-        other = Translator.from_pretrained(path, positions=options.positions, mesh=mesh)
-        translator.backward = Backward(other, tag or "")
-    elif config.rerank_weight:
-        translator.backward = own_backward(translator) if tag is None else Backward(translator, tag)
+    if config.rerank_weight:
+        translator.backward = _backward(options, mesh)
+        translator.backward.resolve(translator)  # a mistake is told before anything is translated
     return translator
+
+
+def _backward(options: argparse.Namespace, mesh: Any) -> Any:
+    from transformer_jax.reranking import Backward
+    from transformer_jax.translator import Translator
+
+    if options.backward is None and options.backward_positions is not None:
+        raise UserError("--backward-positions is of the model that --backward names; name one, or leave it out.")
+    if options.backward is None:
+        return Backward(tag=options.backward_tag)
+    other = Translator.from_pretrained(options.backward, positions=options.backward_positions, mesh=mesh)
+    return Backward(other, options.backward_tag)
 
 
 def check_files(output: Path | None, *inputs: Path | None) -> None:

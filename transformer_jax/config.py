@@ -293,7 +293,11 @@ class DecodeConfig:
         )
         check(
             0 <= self.rerank_weight < 1e6,
-            f"rerank_weight is {self.rerank_weight}; it must be 0 (none) or above, and a finite number.",
+            f"rerank_weight is {self.rerank_weight}; it must be between 0 (none) and 1e6.",
+        )
+        check(
+            not (self.rerank_weight and self.sample),
+            "rerank_weight ranks what a beam has found; leave it out where tokens are drawn (sample).",
         )
         check(
             not self.rerank_weight or self.beam_size > 1,

@@ -149,10 +149,10 @@ class DataConfig:
             0 <= self.reversed_weight < 1e6,
             f"reversed_weight is {self.reversed_weight}; it must be 0 or above, and a number of times.",
         )
-        for name in ("weights", "reversed_weight"):
+        for name, none in (("weights", "give none (--data.weights alone)"), ("reversed_weight", "set it to 0")):
             check(
                 not getattr(self, name) or self.task is None,
-                f"{name} is of text, but task {self.task} has pairs made by rule; leave it out.",
+                f"{name} is of text, but task {self.task} has pairs made by rule; {none}.",
             )
         if self.index_processes is not None:
             not_below(self, 1, "index_processes")

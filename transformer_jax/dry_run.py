@@ -20,6 +20,7 @@ from transformer_jax.pretrained import Pretrained
 from transformer_jax.run_data import find_task, find_tokenizer, read_texts, training_pairs
 from transformer_jax.run_folder import RunFolder
 from transformer_jax.run_model import (
+    check_backward,
     check_devices,
     check_lengths,
     fit_model,
@@ -99,6 +100,7 @@ def resolve(config: RunConfig, n_devices: int, initial: Pretrained | None) -> Ru
         config = replace(config, **{"model.vocab_size": data.vocab_size})
     check_lengths(config.data, config.model)
     check_devices(config, n_devices)
+    check_backward(config)
     return config
 
 

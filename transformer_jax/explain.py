@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -97,11 +96,10 @@ def explain(
     tokenizer = translator.tokenizer
     source_ids = _encode(translator, "source", source)
     if target is None:
-        config = dataclasses.replace(translator.config, **changes)
-        found = translator.translate_tokens([source_ids], config)[0]
-        if not found or not found[0].tokens:
+        found = translator.translate([source], **changes)[0]
+        if not found.tokens:
             raise UserError("The search found no translation; allow a longer one, or give one with --target.")
-        target_ids, log_probs, text = list(found[0].tokens), found[0].token_scores, found[0].text
+        target_ids, log_probs, text = list(found.tokens), found.token_scores, found.text
         target_pieces = tokenizer.pieces_of(target_ids)
     else:
         target_ids, text = _encode(translator, "target", target), target

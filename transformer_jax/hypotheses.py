@@ -47,10 +47,11 @@ class Score:
 EMPTY = Hypothesis("", 0.0, 0.0, (), ())
 
 
-def translation_of(parts: Sequence[tuple[Hypothesis, ...]]) -> Translation:
-    """A line's translation from those of its parts: the n-th best is made of the n-th best of each."""
+def translation_of(parts: Sequence[tuple[Hypothesis, ...]], blank: Hypothesis = EMPTY) -> Translation:
+    """A line's translation from those of its parts: the n-th best is made of the n-th best of each. `blank` is that of
+    a line without any."""
     if not parts:
-        return _with_others((EMPTY,))
+        return _with_others((blank,))
     if len(parts) == 1:
         return _with_others(parts[0])
     ranks = range(max(map(len, parts)))

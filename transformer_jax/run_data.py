@@ -104,13 +104,15 @@ def find_tokenizer(config: DataConfig, texts: Texts, progress: bool) -> Tokenize
         return load_tokenizer(config.tokenizer)
     if texts.characters is not None:
         return CharacterTokenizer(texts.characters)
+    # Of files of any name the languages are those of the options only where something hangs on them.
+    named = config.dir is not None or config.tfds is not None or config.reversed_weight > 0
     return train_sentencepiece(
         texts.train.sample(config.vocab_lines),
         config.vocab_size,
         model_type=config.tokenizer_type,
         tags=[source.tag for source in texts.train.sources],
-        source_lang=config.source_lang,
-        target_lang=config.target_lang,
+        source_lang=config.source_lang if named else None,
+        target_lang=config.target_lang if named else None,
         progress=progress,
     )
 

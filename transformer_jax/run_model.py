@@ -105,3 +105,14 @@ def check_devices(config: RunConfig, n_devices: int) -> None:
             f"Batches have a multiple of {config.data.rows_multiple} rows, which {n_devices} devices in "
             f"{config.train.accumulation} parts cannot share evenly; set data.rows_multiple to a multiple of {parts}."
         )
+
+
+def check_backward(config: RunConfig) -> None:
+    """Only a model that learns both directions, or has learnt them, can be its own way back."""
+    data = config.data
+    learns = data.reversed_weight or config.init is not None or data.tokenizer is not None or any(data.tags)
+    if config.decode.rerank_weight and not learns:
+        raise UserError(
+            f"decode.rerank_weight is {config.decode.rerank_weight}, but this run does not learn to translate back; "
+            "set data.reversed_weight, or decode.rerank_weight to 0."
+        )

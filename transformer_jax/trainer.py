@@ -39,9 +39,11 @@ from transformer_jax.optimizer import adam
 from transformer_jax.packing import make_layout
 from transformer_jax.plots import is_number
 from transformer_jax.progress import Progress
+from transformer_jax.reranking import own_backward
 from transformer_jax.run_data import Texts, find_tokenizer, read_texts, to_tokens, training_pairs
 from transformer_jax.run_folder import METRIC_NAMES, RunFolder
 from transformer_jax.run_model import (
+    check_backward,
     check_devices,
     check_lengths,
     fit_model,
@@ -96,6 +98,7 @@ class Trainer:
             )
         self.mesh = data_mesh(config.train.n_devices)
         check_devices(config, self.mesh.size)
+        check_backward(config)
         self.initial = load_initial(config)
         if self.initial is not None:
             config = within_the_model(config, self.initial.config)
@@ -108,6 +111,7 @@ class Trainer:
         self.search = {} if self.initial is None else self.initial.search
         self.config = dataclasses.replace(config, model=model_config)
         self.texts, self.tokenizer = texts, tokenizer
+        self.backward = own_backward(config.data.source_lang, tokenizer) if config.decode.rerank_weight else None
         self.samples = config.samples or texts.samples
 
         pairs, self.data_report = training_pairs(config.data, texts, tokenizer, model_config.start_id, self.folder)
@@ -348,8 +352,9 @@ class Trainer:
     def _translate_with(self, params: Any) -> Translator:
         """A translator of these parameters; its programs are compiled once in a run."""
         if self._translator is None:
+            search, back = self.config.decode, self.backward
             self._translator = Translator(
-                self.model, params, self.tokenizer, self.config.decode, self.mesh, self.suppressed
+                self.model, params, self.tokenizer, search, self.mesh, self.suppressed, backward=back
             )
         return self._translator.with_params(params)
 
@@ -361,7 +366,7 @@ class Trainer:
         if not results:
             result = {"best_step": best.step, "best_score": best.score}
             if self.texts.test is not None and self.config.train.evaluate_every is not None:
-                translator = Translator.from_pretrained(self.folder.folder, self.config.decode)
+                translator = Translator.from_pretrained(self.folder.folder, self.config.decode, backward=self.backward)
                 result |= self._score(translator, self.texts.test.source, self.texts.test.target)
             self.folder.write("result", step, **result)
             results = [result]

@@ -16,11 +16,11 @@ from jax.sharding import Mesh
 from transformer_jax.config import DecodeConfig, Positions
 from transformer_jax.decoding import BatchDecoder, Scorer, never_generated, row_sizes
 from transformer_jax.errors import UserError
-from transformer_jax.hypotheses import Hypothesis, Score, Translation, translation_of
+from transformer_jax.hypotheses import EMPTY, Hypothesis, Score, Translation, translation_of
 from transformer_jax.long_lines import split_line
 from transformer_jax.model import Transformer
 from transformer_jax.pretrained import load_pretrained
-from transformer_jax.reranking import Backward, own_backward, rerank
+from transformer_jax.reranking import Backward, language_tags, rerank
 from transformer_jax.sampling import Sampling
 from transformer_jax.search_rules import SearchOptions
 from transformer_jax.sharding import data_mesh, replicate, shard_rows, to_host
@@ -61,7 +61,7 @@ class Translator:
         stopwatch: Stopwatch | None = None,
         backward: Backward | None = None,
     ) -> None:
-        """`backward` is of `rerank_weight`: what translates back. Without it, it is this model itself."""
+        """`backward`: what translates back, for `rerank_weight`; left out, this model itself."""
         self.model = model
         self.tokenizer = tokenizer
         self.config = config or DecodeConfig()
@@ -69,7 +69,7 @@ class Translator:
         self.params = replicate(params, self.mesh)
         self.suppressed = suppressed
         self.stopwatch = stopwatch
-        self.backward = backward
+        self.backward = backward or Backward()
         self._decoders: dict[SearchOptions, BatchDecoder] = {}
         self._scorer = Scorer(model, self.mesh)
 
@@ -122,19 +122,20 @@ class Translator:
         DecodeConfig for this call: `translate(lines, beam_size=4, n_best=4)`. Warnings count lines from `first_line`.
         """
         config = dataclasses.replace(self.config, **changes)
-        backward = (self.backward or own_backward(self)) if config.rerank_weight else None
+        backward = self.backward.resolve(self) if config.rerank_weight else None
         # All that the beam finds is ranked again, however few of it are asked for.
         search = dataclasses.replace(config, n_best=config.beam_size) if backward else config
         parts, lines_of_parts = self._parts(lines, config, first_line)
         found: list[tuple[Hypothesis, ...]] = self._translate_parts(parts, lines_of_parts, prefixes, search, first_line)
         if backward:
-            tags = getattr(self.tokenizer, "language_tags", ())
+            tags = language_tags(self.tokenizer)
             with contextlib.nullcontext() if self.stopwatch is None else self.stopwatch.measure("rank"):
                 found = [best[: config.n_best] for best in rerank(parts, found, tags, backward, config)]
         of_lines: list[list[tuple[Hypothesis, ...]]] = [[] for _ in lines]
         for line, hypotheses in zip(lines_of_parts, found, strict=True):
             of_lines[line].append(hypotheses)
-        return [translation_of(parts) for parts in of_lines]
+        blank = dataclasses.replace(EMPTY, source_log_prob=0.0) if backward else EMPTY
+        return [translation_of(parts, blank) for parts in of_lines]
 
     def _parts(self, lines: Sequence[str], config: DecodeConfig, first_line: int) -> tuple[list[str], list[int]]:
         """What is translated by itself: lines, or their parts where they are too long; and the line of each."""
@@ -150,8 +151,8 @@ class Translator:
         for i, length in zip(filled, lengths, strict=True):
             pieces = [lines[i]]
             if length > limit and config.long_lines == "split":
-                language, tags = (getattr(self.tokenizer, name, None) for name in ("source_lang", "language_tags"))
-                pieces = split_line(lines[i], limit, self._length, language, tags or ())
+                language = getattr(self.tokenizer, "source_lang", None)
+                pieces = split_line(lines[i], limit, self._length, language, language_tags(self.tokenizer))
                 log.warning("Line %d has %d tokens; it is translated in %d parts.", first_line + i, length, len(pieces))
             parts += pieces
             lines_of_parts += [i] * len(pieces)
@@ -369,14 +370,17 @@ class Translator:
                 encoded[i] = ids[:limit]
         return encoded
 
-    def score_tokens(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Score]:
+    def score_tokens(
+        self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], batch_tokens: int | None = None
+    ) -> list[Score]:
         """The same for pairs of ids: source with its end token, target as it is to be scored."""
         lengths = [max(len(source), len(target), 1) for source, target in pairs]
         scores = [Score(0.0, ())] * len(pairs)
-        slots = min(self.config.batch_tokens, SCORED_SLOTS)
+        slots = min(batch_tokens or self.config.batch_tokens, SCORED_SLOTS)
         for batch in self._batches(lengths, slots, shared_rows=1):
             T = self._room(lengths[batch[0]])
-            rows, _ = self._rows(T, slots, shared_rows=1)
+            rows, few_rows = self._rows(T, slots, shared_rows=1)
+            rows = few_rows if len(batch) <= few_rows else rows
             ids, segments = self._padded([pairs[i][0] for i in batch], rows, T)
             inputs = np.full((rows, T), self.model.config.start_id, np.int32)
             outputs = np.zeros((rows, T), np.int32)
