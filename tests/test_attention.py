@@ -248,42 +248,49 @@ def run_torch(
     return output.numpy(), weights.numpy()
 
 
-def assert_equals_torch(ours: Any, golden: np.ndarray, exact: np.ndarray, most: float) -> None:
-    """Within `most` of torch. Sums of float32 round in the order of the machine, ours and torch's each its own; where
-    the two are further apart (4.2e-7 and 5.3e-7 seen, AVX-512), ours is no more than half as far again as torch's from
-    the exact result, which is torch's in float64."""
+def assert_equals_torch(kind: str, ours: Any, golden: np.ndarray, exact: np.ndarray, most: float) -> None:
+    """Within `most` of torch's float32. With normal inputs torch itself may round further than `most` from the exact
+    result, its own in float64 (weights: 1.2e-7 seen, AVX-512); there ours is at most half as far again from it."""
     difference = float(np.abs(ours - golden).max())
     our_error, torch_error = (float(np.abs(float32 - exact).max()) for float32 in (ours, golden))
-    told = f"difference from torch {difference:.3g}; errors: ours {our_error:.3g}, torch {torch_error:.3g}"
+    told = f"{kind}: difference from torch {difference:.3g}; errors: ours {our_error:.3g}, torch {torch_error:.3g}"
     print(told)
-    assert difference <= most or our_error <= 1.5 * torch_error, told
+    assert difference <= most or (kind == "normal" and our_error <= 1.5 * torch_error), told
 
 
-def test_multi_head_attention_equals_torch_with_padding() -> None:
+INPUTS = {
+    "normal": normal,
+    "uniform": lambda seed, *shape: np.float32(np.random.default_rng(seed).uniform(-1, 1, shape)),
+}
+
+
+@pytest.mark.parametrize("kind", INPUTS)
+def test_multi_head_attention_equals_torch_with_padding(kind: str) -> None:
     torch = pytest.importorskip("torch")
     module, params = torch_attention(torch, 512, 8, seed=0)
-    x = normal(1, 2, 10, 512)
+    x = INPUTS[kind](1, 2, 10, 512)
     is_token = np.ones((2, 10), bool)
     is_token[1, 7:] = False  # 3 pads in one row
     golden, golden_weights = run_torch(module, torch, torch.float32, x, x, is_token)
     exact, exact_weights = run_torch(module, torch, torch.float64, x, x, is_token)
     output, weights = run_ours(params, x, x, jnp.array(is_token)[:, None, None, :])
-    assert_equals_torch(output, golden, exact, most=3e-7)
-    assert_equals_torch(weights, golden_weights, exact_weights, most=1e-7)
+    assert_equals_torch(kind, output, golden, exact, most=3e-7)
+    assert_equals_torch(kind, weights, golden_weights, exact_weights, most=1e-7)
     assert np.abs(golden).max() > 0.3
     assert (np.asarray(weights)[1, :, :, 7:] == 0).all()
 
 
-def test_cross_attention_equals_torch() -> None:
+@pytest.mark.parametrize("kind", INPUTS)
+def test_cross_attention_equals_torch(kind: str) -> None:
     torch = pytest.importorskip("torch")
     module, params = torch_attention(torch, 512, 8, seed=1)
-    x, memory = normal(2, 2, 7, 512), normal(3, 2, 10, 512)
+    x, memory = INPUTS[kind](2, 2, 7, 512), INPUTS[kind](3, 2, 10, 512)
     is_token = np.ones((2, 10), bool)
     is_token[1, 7:] = False
     golden, _ = run_torch(module, torch, torch.float32, x, memory, is_token)
     exact, _ = run_torch(module, torch, torch.float64, x, memory, is_token)
     output, _ = run_ours(params, x, memory, jnp.array(is_token)[:, None, None, :])
-    assert_equals_torch(output, golden, exact, most=4e-7)
+    assert_equals_torch(kind, output, golden, exact, most=4e-7)
     assert np.abs(golden).max() > 0.3
 
 
