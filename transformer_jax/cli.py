@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from transformer_jax.cli_explain import add_explain
-from transformer_jax.cli_options import add_backward, add_model, add_running, add_search
+from transformer_jax.cli_options import add_model, add_running, add_search
 from transformer_jax.cli_watch import add_heads, add_plot
 from transformer_jax.errors import UserError, is_out_of_memory
 from transformer_jax.line_files import READER
@@ -91,7 +91,6 @@ def _add_translate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--report", choices=("timing",), help="where the time went, on standard error")
     add_running(parser)
     add_search(parser)
-    add_backward(parser)
     parser.set_defaults(run=_translate)
 
 
@@ -117,7 +116,6 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compound-split", action="store_true", help="also BLEU as the paper counts it for German")
     add_running(parser)
     add_search(parser)
-    add_backward(parser)
     parser.set_defaults(run=_evaluate)
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from transformer_jax.cli_options import (
     BACKWARD,
-    add_backward,
     add_model,
     add_running,
     add_search,
@@ -53,7 +52,6 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--units", choices=("words", "tokens"), help="what is linked (words; of characters, tokens)")
     add_running(parser)
     add_search(parser)
-    add_backward(parser)
     parser.set_defaults(run=run)
 
 

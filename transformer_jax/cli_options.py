@@ -54,9 +54,10 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--top-p", type=float, help="draw from the likeliest that reach this probability (1)")
     group.add_argument("--seed", type=int, help="of the drawing (0)")
     group.add_argument("--long-lines", choices=("split", "cut"), help="lines beyond the model's limit (split)")
+    _add_backward(parser)
 
 
-def add_backward(parser: argparse.ArgumentParser) -> None:
+def _add_backward(parser: argparse.ArgumentParser) -> None:
     """Which model says how likely the source is, given a translation of it."""
     group = parser.add_argument_group("the way back", "of --rerank-weight, which is 0.3 where one of these is given")
     group.add_argument("--backward", metavar="MODEL", help="a model of the other direction (the same one, by its tag)")
