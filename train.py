@@ -25,10 +25,10 @@ def main(arguments: list[str]) -> int:
         return 0
     join_processes(options.processes.coordinator, options.processes.count, options.processes.id)
 
-    from transformer_jax.trainer import Trainer
+    from transformer_jax.diversification import train_run
 
     folder = options.output or Path("runs") / options.run.name
-    return Trainer(options.run, folder, options.resume).train().exit_code
+    return train_run(options.run, folder, options.resume).exit_code
 
 
 if __name__ == "__main__":

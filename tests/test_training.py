@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from programs import free_address, in_processes
 
 from transformer_jax.batching import Batch, Bucket, Ragged, TokenPairs, make_batch
 from transformer_jax.config import ModelConfig, TrainConfig
@@ -196,26 +193,6 @@ losses, params = test_training.run_steps(count * n_local)
 digest = [float(abs(x).sum()) for x in test_training.without_key_biases(params)]
 print("RESULT " + json.dumps([losses, digest, jax.device_count()]))
 """
-
-
-def in_processes(commands: list[list[str]], **variables: str) -> list[str]:
-    """Runs the commands side by side; returns what each wrote to standard output."""
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    workers = [
-        subprocess.Popen([sys.executable, *command], env=os.environ | variables, **pipes) for command in commands
-    ]
-    outputs = []
-    for worker in workers:
-        out, err = worker.communicate(timeout=240)
-        assert worker.returncode == 0, err[-3000:]
-        outputs.append(out)
-    return outputs
-
-
-def free_address() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{free.getsockname()[1]}"
 
 
 def run_processes(count: int, n_local: int) -> list[Any]:

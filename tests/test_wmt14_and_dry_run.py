@@ -120,7 +120,8 @@ def test_a_dry_run_makes_the_checks_of_a_run(base: RunConfig) -> None:
 def test_a_dry_run_does_not_know_the_steps_of_epochs() -> None:
     told = "\n".join(describe(load_config(CONFIGS / "multi30k.py"), compiled=False))
     assert "padding    not measured: There is no training text" in told
-    assert "as many steps as 24 epochs of the text have" in told
+    assert "as many steps as 14 epochs of the text have" in told
+    assert "teacher    first a run of 24 epochs of the text as it is" in told
     assert "for 1,000 on 8 H100" in told
     assert "2,093,568 parameters" in told
 

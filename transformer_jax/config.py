@@ -1,7 +1,8 @@
 """What a run consists of: frozen dataclasses, checked when they are made.
 
 `ModelConfig` is the architecture (§3 of the paper), `DataConfig` the text and its batches (§5.1), `TrainConfig` the
-optimiser and the loop (§5.2-5.4), `DecodeConfig` how translations are made (§6.1), `RunConfig` the four together.
+optimiser and the loop (§5.2-5.4), `DecodeConfig` how translations are made (§6.1), `TeacherConfig` what may come before
+the run, `RunConfig` all of them together.
 A file in `configs/` makes one `RunConfig`; the command line overrides its fields.
 """
 
@@ -185,6 +186,8 @@ class TrainConfig:
     keep_checkpoints: int = 5
     patience: int | None = None
     """Stop after so many evaluations without a better score; None: never."""
+    score_test: bool = True
+    """Score the test text when the run ends. False: only tell whether the training text holds lines of it."""
     n_devices: int | None = None
     """Devices to spread a batch over; None: all."""
 
@@ -307,6 +310,30 @@ class DecodeConfig:
 
 
 @dataclass(frozen=True)
+class TeacherConfig:
+    """A run of its own before the run, whose model writes the training text anew (Nguyen et al. 2020, data
+    diversification): the run learns from the text as it is and from what the teacher made of it."""
+
+    weight: float = 0.0
+    """How often an epoch sees each pair with a target of the teacher's, and, where it has learnt both directions
+    (`data.reversed_weight`), with a source of the teacher's, beside a weight of 1 for the pair as it is. 0: no
+    teacher."""
+    epochs: int | None = None
+    """Passes over the text as it is; None: as long as the run."""
+    dropout: float | None = None
+    """Its model.dropout; None: the run's."""
+
+    def __post_init__(self) -> None:
+        check(
+            0 <= self.weight < 1e6,
+            f"teacher.weight is {self.weight}; it must be 0 (no teacher) or above, and a number of times.",
+        )
+        check(self.epochs is None or self.epochs > 0, f"teacher.epochs is {self.epochs}; it must be above 0.")
+        if self.dropout is not None:
+            probabilities(self, "dropout")
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """One training run."""
 
@@ -320,8 +347,15 @@ class RunConfig:
     data: DataConfig = field(default_factory=DataConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
     samples: tuple[str, ...] = ()
     """Sentences translated and shown at every evaluation."""
+
+    def __post_init__(self) -> None:
+        check(
+            not self.teacher.weight or self.data.task is None,
+            f"A teacher writes text anew, but task {self.data.task} has pairs made by rule; set teacher.weight to 0.",
+        )
 
 
 def replace(config: Any, **changes: Any) -> Any:

@@ -17,6 +17,7 @@ from transformer_jax.model import Transformer
 from transformer_jax.optimizer import adam
 from transformer_jax.packing import make_layout
 from transformer_jax.pretrained import Pretrained
+from transformer_jax.rewritten_text import new_sides
 from transformer_jax.run_data import find_task, find_tokenizer, read_texts, training_pairs
 from transformer_jax.run_folder import RunFolder
 from transformer_jax.run_model import (
@@ -126,6 +127,7 @@ def describe(
     one_program = data.batching == "packed" or data.n_buckets == 1
     lines = [
         model_line(m),
+        *([_teacher_line(config)] if config.teacher.weight else []),
         f"batch      {rows:,} rows of {length:,} slots a side, {tokens:,} + {tokens:,} in all ({data.batching}), over "
         f"{n_devices} devices",
         *([padding_line(config, initial)] if padding else []),
@@ -159,6 +161,14 @@ def padding_line(config: RunConfig, initial: Pretrained | None = None) -> str:
         share, n = padding_share(pairs, layout), len(pairs)
         shapes = "1 shape" if len(layout.shapes) == 1 else f"{len(layout.shapes)} shapes"
     return f"padding    {share:.1%} of all slots ({data.batching}, {shapes}; of {n:,} pairs)"
+
+
+def _teacher_line(config: RunConfig) -> str:
+    """What comes before the run itself, of which all other lines are."""
+    sides = " and once more to ".join(side + "s" for side in new_sides(config.data))
+    train, epochs = config.train, config.teacher.epochs or config.train.epochs
+    length = f"{train.steps:,} steps" if epochs is None else f"{epochs} epochs of the text as it is"
+    return f"teacher    first a run of {length}, then the text translated once to {sides}; not counted below"
 
 
 def _duration(seconds: float) -> str:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from transformer_jax.errors import UserError
 from transformer_jax.files import whole_file
@@ -21,6 +21,7 @@ GRACE = 0.05
 
 READER = "reads standard input"
 """The name of the thread that may still wait for a line when the program has nothing more to do."""
+Item = TypeVar("Item")
 Arrived = queue.Queue[str | BaseException | None]
 """Lines, then None at their end or the error that ended them."""
 
@@ -31,12 +32,13 @@ def input_chunks(path: Path | None) -> Iterator[list[str]]:
 
     if path is None:
         return available(iterate_lines(sys.stdin.buffer))
-    return _fixed(iterate_file(path), CHUNK)
+    return fixed_chunks(iterate_file(path), CHUNK)
 
 
-def _fixed(lines: Iterable[str], size: int) -> Iterator[list[str]]:
-    lines = iter(lines)
-    while chunk := list(islice(lines, size)):
+def fixed_chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """So many at a time, and what is left at the end."""
+    items = iter(items)
+    while chunk := list(islice(items, size)):
         yield chunk
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -120,19 +120,29 @@ class WeightedSource:
     tag: str = ""
     exchanged: bool = False
     """Each pair's target is the source, and its source the target."""
+    rewritten: Literal["", "target", "source"] = ""
+    """The side that a teacher wrote; '': none."""
 
     @property
     def name(self) -> str:
         return f"{self.pairs.name}, sides exchanged" if self.exchanged else self.pairs.name
 
     def exchange(self, weight: float, tag: str) -> WeightedSource:
-        """The same pairs in the other direction, `weight` times as often. The product is that of the two decimal
-        numbers, so that `copies` is exact."""
-        product = Fraction(str(self.weight)) * Fraction(str(weight))
-        return WeightedSource(self.pairs, float(product), tag, not self.exchanged)
+        """The same pairs in the other direction, `weight` times as often."""
+        return replace(self, weight=times(self.weight, weight), tag=tag, exchanged=not self.exchanged)
+
+    def made_from(self) -> list[str | float]:
+        """All that the pairs of an epoch follow from, as plain values."""
+        kind = ["exchanged"] * self.exchanged + [f"new {self.rewritten}"] * bool(self.rewritten)
+        return [self.pairs.digest, self.weight, self.tag, *kind]
 
     def tagged(self, source: str) -> str:
         return f"{self.tag} {source}" if self.tag else source
+
+
+def times(weight: float, factor: float) -> float:
+    """A weight `factor` times as large: the product of the two decimal numbers, so that `copies` is exact."""
+    return float(Fraction(str(weight)) * Fraction(str(factor)))
 
 
 def copies(weight: float, first: int, n: int) -> np.ndarray:

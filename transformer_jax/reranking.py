@@ -108,13 +108,14 @@ def _questions(
 ) -> list[tuple[str, str]]:
     """For each hypothesis, the line that is translated back, and what it should become."""
     tag, body = split_tag(source, tags)
-    before = f"{back_tag} " if back_tag and tag != back_tag else ""
+    before = "" if tag == back_tag else back_tag
+    return [(tagged_line(before, h.text), body.strip()) for h in hypotheses]
 
-    def line(text: str) -> str:
-        # Text that looks like a tag is none: after a space it is not read as one.
-        return before + (f" {text}" if text.startswith(">>") else text)
 
-    return [(line(h.text), body.strip()) for h in hypotheses]
+def tagged_line(tag: str, text: str) -> str:
+    """A line that is translated to the tag's language; '' is no tag. Text that looks like a tag is none: after a space
+    it is not read as one."""
+    return f"{tag} " * bool(tag) + (f" {text}" if text.startswith(">>") else text)
 
 
 def _source_scores(pairs: Sequence[tuple[str, str]], model: Translator, batch_tokens: int) -> list[Score]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -13,6 +14,7 @@ from transformer_jax.corpus import ParallelText, read_parallel, split_files
 from transformer_jax.errors import AbsentError, UserError
 from transformer_jax.pair_sources import ListedPairs, PairSource, WeightedSource, open_files
 from transformer_jax.progress import Progress
+from transformer_jax.rewritten_text import RewrittenText
 from transformer_jax.run_folder import RunFolder
 from transformer_jax.sentencepiece_training import train_sentencepiece
 from transformer_jax.sharding import is_main_process, wait_for_main
@@ -36,13 +38,13 @@ class Texts:
     """Sources that the task wants to see translated."""
 
 
-def read_texts(config: DataConfig, download: bool = True) -> Texts:
-    """Reads or makes the held-out texts that the configuration names, and looks through those to train on. What is
-    not on the disk is fetched, or refused without `download`."""
+def read_texts(config: DataConfig, download: bool = True, rewritten: RewrittenText | None = None) -> Texts:
+    """Reads or makes the held-out texts that the configuration names, and looks through those to train on, with what a
+    teacher has made of them (`rewritten`). What is not on the disk is fetched, or refused without `download`."""
     if config.task is not None:
         task = find_task(config.task)
         pairs = ListedPairs(tuple(zip(task.train.source, task.train.target, strict=True)), config.task)
-        train = _training_text(config, [pairs], task.held_out, None)
+        train = _training_text(config, [pairs], task.held_out, None, None)
         return Texts(train, task.held_out, None, task.characters, task.show)
     sources: list[PairSource] = []
     validation = _named(config.validation_source, config.validation_target, "validation")
@@ -65,7 +67,7 @@ def read_texts(config: DataConfig, download: bool = True) -> Texts:
             "There is no training text: name a folder with --data.dir, files with --data.source and --data.target, "
             "a set of tensorflow-datasets with --data.tfds, or a task with --data.task."
         )
-    return Texts(_training_text(config, sources, validation, test), validation, test)
+    return Texts(_training_text(config, sources, validation, test, rewritten), validation, test)
 
 
 def find_task(name: str) -> Task:
@@ -76,15 +78,22 @@ def find_task(name: str) -> Task:
 
 
 def _training_text(
-    config: DataConfig, sources: list[PairSource], validation: ParallelText | None, test: ParallelText | None
+    config: DataConfig,
+    sources: list[PairSource],
+    validation: ParallelText | None,
+    test: ParallelText | None,
+    rewritten: RewrittenText | None,
 ) -> TrainingText:
     weights = config.weights * len(sources) if len(config.weights) == 1 else config.weights
     weights, tags = weights or (1.0,) * len(sources), config.tags or ("",) * len(sources)
     weighted = [WeightedSource(*parts) for parts in zip(sources, weights, tags, strict=True)]
+    held_out = {name: text for name, text in (("validation", validation), ("test", test)) if text is not None}
+    text = TrainingText(tuple(weighted), LineRules.of(config), held_out, config.limit)
+    if rewritten is not None:
+        weighted += rewritten.sources_for(text)
     if config.reversed_weight:
         weighted += [source.exchange(config.reversed_weight, f">>{config.source_lang}<<") for source in weighted]
-    held_out = {name: text for name, text in (("validation", validation), ("test", test)) if text is not None}
-    return TrainingText(tuple(weighted), LineRules.of(config), held_out, config.limit)
+    return dataclasses.replace(text, sources=tuple(weighted))
 
 
 def _split(config: DataConfig, split: str) -> tuple[Path, Path]:

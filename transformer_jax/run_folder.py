@@ -39,6 +39,8 @@ class RunFolder:
         self.tokenizer = folder / "tokenizer"
         self.model = folder / "model"
         self.tokens = folder / "tokens"
+        self.teacher = folder / "teacher"
+        self.rewritten = folder / "rewritten"
         self.metrics = folder / "metrics.jsonl"
         self._events: Any = None
 

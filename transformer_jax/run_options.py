@@ -81,6 +81,8 @@ def parse_options(arguments: Sequence[str], default_config: Path) -> TrainOption
     run = load_config(path)
     if _names("--train.steps", arguments) and not _names("--train.epochs", arguments):
         run = replace(run, **{"train.epochs": None})
+    if _names("--train.steps", arguments) or _names("--train.epochs", arguments):
+        run = replace(run, **{"teacher.epochs": None})  # unless it is named too
     options, unknown = _parse(arguments, TrainOptions(config=path, run=run))
     if unknown:
         name = unknown[0].split("=")[0]
@@ -99,7 +101,7 @@ def parse_options(arguments: Sequence[str], default_config: Path) -> TrainOption
 
 def smoke_run(run: RunConfig) -> RunConfig:
     """The run cut down to seconds."""
-    changes = {"data.limit": 500, "train.epochs": 2, "train.evaluate_every": None}
+    changes = {"data.limit": 500, "train.epochs": 2, "teacher.epochs": None, "train.evaluate_every": None}
     vocab_size = min(run.data.vocab_size, 500)
     return replace(run, name=f"{run.name}-smoke", **changes, **{"data.vocab_size": vocab_size})
 

@@ -96,7 +96,7 @@ def _encode(block: TextBlock, tokenizer: Tokenizer) -> tuple[list[TokenIds], lis
     except UnknownTagError:
         # One line among millions that begins with a tag the vocabulary lacks is text from the web: no reason to stop.
         pairs = zip(block.source, block.target, strict=True)
-        kept = [(source, target) for source, target in pairs if _tag_is_known(tokenizer, source)]
+        kept = [(source, target) for source, target in pairs if tag_is_known(tokenizer, source)]
         rest = TextBlock(block.corpus, [source for source, _ in kept], [target for _, target in kept], block.drawn)
         return *_encode_sides(rest, tokenizer), len(block.source) - len(kept)
 
@@ -109,7 +109,8 @@ def _encode_sides(block: TextBlock, tokenizer: Tokenizer) -> tuple[list[TokenIds
     return source, tokenizer.encode_target_batch(block.target, Drawing(strength, 2 * seed + 1))
 
 
-def _tag_is_known(tokenizer: Tokenizer, line: str) -> bool:
+def tag_is_known(tokenizer: Tokenizer, line: str) -> bool:
+    """Whether a source line has no language tag at its start, or one that the vocabulary has."""
     try:
         tokenizer.encode_source(line)
     except UnknownTagError:

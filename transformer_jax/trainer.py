@@ -9,7 +9,6 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,6 +39,7 @@ from transformer_jax.packing import make_layout
 from transformer_jax.plots import is_number
 from transformer_jax.progress import Progress
 from transformer_jax.reranking import own_backward
+from transformer_jax.rewritten_text import RewrittenText
 from transformer_jax.run_data import Texts, find_tokenizer, read_texts, to_tokens, training_pairs
 from transformer_jax.run_folder import METRIC_NAMES, RunFolder
 from transformer_jax.run_model import (
@@ -53,6 +53,7 @@ from transformer_jax.run_model import (
 )
 from transformer_jax.samples_page import samples_of
 from transformer_jax.sharding import data_mesh, is_main_process, replicate, shard_rows, wait_for_main
+from transformer_jax.signals import catch_signals
 from transformer_jax.tokenizer import Tokenizer, load_tokenizer
 from transformer_jax.training import StepLog, TrainState, init_params, make_loss_step, make_train_step, start_from
 from transformer_jax.translator import Translator
@@ -103,7 +104,7 @@ class Trainer:
         if self.initial is not None:
             config = within_the_model(config, self.initial.config)
         check_lengths(config.data, config.model if self.initial is None else self.initial.config)
-        texts = read_texts(config.data)
+        texts = read_texts(config.data, rewritten=RewrittenText.of(config, self.folder.rewritten))
         self.folder.create()
         tokenizer = self._tokenizer(config.data, texts, resuming=found)
         model_config = fit_model(config.model, tokenizer) if self.initial is None else self.initial.config
@@ -345,7 +346,7 @@ class Trainer:
     def _evaluate_before(self, params: Any, best: Best, progress: Progress) -> None:
         """Scores the model that the run starts from, by the code that scores it afterwards."""
         self._evaluate(0, params, best, progress)
-        if self.texts.test is not None:
+        if self.texts.test is not None and self.config.train.score_test:
             translator = self._translate_with(params)
             self.folder.write("before", 0, **self._score(translator, self.texts.test.source, self.texts.test.target))
 
@@ -360,12 +361,13 @@ class Trainer:
 
     def _finish(self, step: int, params: Any, best: Best) -> None:
         """The run is over: its model folder is complete; the test text is scored with the best model, once."""
-        if self.config.train.evaluate_every is None and self.config.train.average_last == 1:
+        train = self.config.train
+        if train.evaluate_every is None and train.average_last == 1:
             self._save_model(params)
         results = [r for r in self.folder.records("result") if r["step"] == step]
         if not results:
             result = {"best_step": best.step, "best_score": best.score}
-            if self.texts.test is not None and self.config.train.evaluate_every is not None:
+            if self.texts.test is not None and train.score_test and train.evaluate_every is not None:
                 translator = Translator.from_pretrained(self.folder.folder, self.config.decode, backward=self.backward)
                 result |= self._score(translator, self.texts.test.source, self.texts.test.target)
             self.folder.write("result", step, **result)
@@ -424,26 +426,3 @@ def plan_steps(pairs: TokenPairs, layout: Layout, config: RunConfig) -> tuple[Tr
     if train.evaluate_every == 0:
         train = dataclasses.replace(train, evaluate_every=math.ceil(per_pass))
     return batches, dataclasses.replace(config, train=train)
-
-
-@contextmanager
-def catch_signals() -> Iterator[list[str]]:
-    """Collects the names of SIGTERM and SIGINT instead of dying of them; a second one takes effect at once.
-
-    Several processes do not stop at the same step by themselves, so there signals keep their usual effect.
-    """
-    caught: list[str] = []
-    before: dict[int, Any] = {}
-
-    def on_signal(number: int, _: Any) -> None:
-        caught.append(signal.Signals(number).name)
-        signal.signal(number, before[number])
-
-    try:
-        if jax.process_count() == 1:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                before[number] = signal.signal(number, on_signal)
-        yield caught
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

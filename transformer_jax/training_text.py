@@ -44,24 +44,25 @@ class TrainingText:
     rules: LineRules
     held_out: Mapping[str, ParallelText]
     limit: int | None = None
-    """Of all corpora together, the first so many pairs that the rules on lines leave."""
+    """Of all corpora together, the first so many pairs that the rules on lines leave; of those that a teacher wrote
+    anew, as many of either kind."""
 
     def kept(
         self, counts: Sequence[CorpusCount], line_filter: LineFilter, exchanged: bool = False
     ) -> Iterator[tuple[int, Pair]]:
         """Each pair that the rules on lines leave, its sides as they are in the text, with the number of its corpus;
         counts as it goes. `exchanged`: of the corpora whose sides are exchanged, else of the others."""
-        kept = 0
+        kept: Counter[str] = Counter()
         for number, (source, count) in enumerate(zip(self.sources, counts, strict=True)):
             if source.exchanged != exchanged:
                 continue
             for pair in source.pairs:
-                if kept == self.limit:
-                    return
+                if kept[source.rewritten] == self.limit:
+                    break
                 count.read += 1
                 rule = line_filter.removes(*pair)
                 if rule is None:
-                    kept += 1
+                    kept[source.rewritten] += 1
                     yield number, pair
                 else:
                     count.removed[rule] += 1
@@ -112,7 +113,7 @@ class TrainingText:
         texts = {name: [text.source, text.target] for name, text in self.held_out.items()}
         held_out = {name: digest_of_pairs(zip(*sides, strict=True)) for name, sides in texts.items()}
         return {
-            "corpora": [[s.pairs.digest, s.weight, s.tag, *["exchanged"] * s.exchanged] for s in self.sources],
+            "corpora": [s.made_from() for s in self.sources],
             "line_rules": asdict(self.rules),
             "held_out": held_out,
             "limit": self.limit,
