@@ -102,9 +102,9 @@ def test_the_teacher_is_the_same_run_on_the_text_as_it_is_and_leaves_the_test_al
     config = run_of(tmp_path, **{"teacher.epochs": 7, "teacher.dropout": 0.25})
     teacher = teacher_run(config)
     assert (teacher.train.epochs, teacher.model.dropout, teacher.teacher.weight) == (7, 0.25, 0)
-    assert not teacher.train.score_test
+    assert teacher.train.skip_test
     same = replace(
-        teacher, **{"train.epochs": None, "train.score_test": True, "model.dropout": config.model.dropout},
+        teacher, **{"train.epochs": None, "train.skip_test": False, "model.dropout": config.model.dropout},
         name=config.name, teacher=config.teacher,
     )  # fmt: skip
     assert same == config

@@ -186,8 +186,8 @@ class TrainConfig:
     keep_checkpoints: int = 5
     patience: int | None = None
     """Stop after so many evaluations without a better score; None: never."""
-    score_test: bool = True
-    """Score the test text when the run ends. False: only tell whether the training text holds lines of it."""
+    skip_test: bool = False
+    """Leave the test text alone when the run ends; it is only looked for in the training text."""
     n_devices: int | None = None
     """Devices to spread a batch over; None: all."""
 

@@ -59,7 +59,7 @@ def train_run(config: RunConfig, folder: Path, resume: Resume = "auto") -> Outco
 def teacher_run(config: RunConfig) -> RunConfig:
     """The run that makes the teacher: the same one on the text as it is. The test text is left for the run itself."""
     teacher = config.teacher
-    changes = {"name": f"{config.name}_teacher", "teacher": TeacherConfig(), "train.score_test": False}
+    changes = {"name": f"{config.name}_teacher", "teacher": TeacherConfig(), "train.skip_test": True}
     if teacher.epochs is not None:
         changes["train.epochs"] = teacher.epochs
     if teacher.dropout is not None:
@@ -78,11 +78,14 @@ def rewrite_text(config: RunConfig, run: RunFolder) -> str | None:
     wait_for_main((part / MADE_FROM).is_file, "start of the rewritten text")
     check_made_from(part, text)
     teacher = _Teacher(config, run.teacher)
-    began, lines = time.monotonic(), 0
+    began = told = time.monotonic()
+    lines = 0
     with catch_signals() as caught:
         for side in new_sides(config.data):
             for lines in _rewrite_side(text, side, teacher, part, caught):
-                say(f"teacher    {lines:,} new {side}s")
+                if time.monotonic() - told >= Progress.LINE_EVERY_SECONDS:
+                    told = time.monotonic()
+                    say(f"teacher    {lines:,} new {side}s")
             if caught:
                 say(f"{caught[0]}: {lines:,} new {side}s are kept; the same command goes on from there.")
                 return caught[0]
@@ -112,7 +115,7 @@ def _rewrite_side(
 ) -> Iterator[int]:
     """Adds what is missing, a chunk of lines at a time, until there is a signal; yields how many lines there are. The
     chunks are the same ones however often it is stopped, and so are the translations."""
-    before, told = 0, time.monotonic()
+    before = 0
     for number, pairs in itertools.groupby(text.kept(text.new_counts(), text.new_filter()), key=itemgetter(0)):
         growing, done = GrowingPairs(pair_paths(folder, number, side)), 0
         for chunk in fixed_chunks((pair for _, pair in pairs), CHUNK):
@@ -123,11 +126,8 @@ def _rewrite_side(
                 if is_main_process():
                     growing.add(done, new)
             done += len(chunk)
-            if time.monotonic() - told >= Progress.LINE_EVERY_SECONDS:
-                told = time.monotonic()
-                yield before + done
+            yield before + done
         before += done
-    yield before
 
 
 class _Teacher:

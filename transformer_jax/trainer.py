@@ -346,7 +346,7 @@ class Trainer:
     def _evaluate_before(self, params: Any, best: Best, progress: Progress) -> None:
         """Scores the model that the run starts from, by the code that scores it afterwards."""
         self._evaluate(0, params, best, progress)
-        if self.texts.test is not None and self.config.train.score_test:
+        if self.texts.test is not None and not self.config.train.skip_test:
             translator = self._translate_with(params)
             self.folder.write("before", 0, **self._score(translator, self.texts.test.source, self.texts.test.target))
 
@@ -367,7 +367,7 @@ class Trainer:
         results = [r for r in self.folder.records("result") if r["step"] == step]
         if not results:
             result = {"best_step": best.step, "best_score": best.score}
-            if self.texts.test is not None and train.score_test and train.evaluate_every is not None:
+            if self.texts.test is not None and not train.skip_test and train.evaluate_every is not None:
                 translator = Translator.from_pretrained(self.folder.folder, self.config.decode, backward=self.backward)
                 result |= self._score(translator, self.texts.test.source, self.texts.test.target)
             self.folder.write("result", step, **result)
