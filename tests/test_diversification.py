@@ -22,6 +22,7 @@ from transformer_jax.config import DataConfig, DecodeConfig, ModelConfig, RunCon
 from transformer_jax.diversification import rewrite_text, search_changes, teacher_run, train_run
 from transformer_jax.dry_run import describe
 from transformer_jax.errors import UserError
+from transformer_jax.hypotheses import EMPTY, translation_of
 from transformer_jax.rewritten_text import GrowingPairs, RewrittenText
 from transformer_jax.run_data import read_texts
 from transformer_jax.run_folder import RunFolder
@@ -131,8 +132,16 @@ def test_a_line_with_a_tag_that_the_vocabulary_lacks_is_left_blank_and_a_known_o
     rewritten = rewrite_with_the_teacher_of(whole, run_of(tmp_path), tmp_path / "run")
     blank = [line == "" for line in lines_of(rewritten / FILES[1])]
     assert blank == [False, True, False]
-    tagged = [line.startswith(">>en<< ") for line in lines_of(rewritten / FILES[2])]
-    assert tagged == [True, False, False]
+    new_sources = lines_of(rewritten / FILES[2])
+    assert [line.startswith(">>en<< ") for line in new_sources] == [True, False, False]
+    assert [line == "" for line in new_sources] == blank  # towards a language that the vocabulary does not know
+
+
+def test_a_way_back_that_says_nothing_leaves_no_tag_alone(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    teacher = diversification._Teacher(run_of(whole.parent), whole / "teacher")
+    monkeypatch.setattr(teacher.translator, "translate", lambda lines, **_: [translation_of([], EMPTY)] * len(lines))
+    corpus = read_texts(run_of(whole.parent).data).train.sources[0]
+    assert teacher.rewrite([(">>en<< abc", "cba")], "source", corpus, first_line=1) == [("", "cba")]
 
 
 def rewrite_with_the_teacher_of(whole: Path, config: RunConfig, run: Path) -> Path:
@@ -277,9 +286,101 @@ def test_another_text_than_the_one_that_was_rewritten_is_refused(whole: Path, tm
         rewrite_text(config, run)
 
 
-def test_a_run_that_was_begun_is_not_gone_on_with_where_that_is_refused(whole: Path) -> None:
+def test_held_out_texts_may_change_where_nothing_is_left_out_for_them(whole: Path, tmp_path: Path) -> None:
+    config = run_of(tmp_path)
+    write_pairs(tmp_path, "val", TEXT[:9])
+    assert len(text_of(config, whole).sources) == 6
+    dropping = replace(config, **{"data.held_out": "drop_pairs"})
+    rewrite_with_the_teacher_of(whole, dropping, tmp_path / "run")
+    text_of(dropping, tmp_path / "run")
+    write_pairs(tmp_path, "val", TEXT[:3])
+    with pytest.raises(UserError, match="was written from another training text"):
+        text_of(dropping, tmp_path / "run")
+
+
+def test_files_that_are_no_longer_as_they_were_written_are_told(whole: Path, tmp_path: Path) -> None:
+    config, run = run_of(tmp_path), tmp_path / "run"
+    rewritten = rewrite_with_the_teacher_of(whole, config, run)
+    path = rewritten / FILES[2]
+    for damage in (lambda: path.write_text("".join(path.read_text().splitlines(True)[1:])), path.unlink):
+        damage()
+        with pytest.raises(UserError, match=r"is not as the teacher wrote it; delete .*rewritten and start again"):
+            text_of(config, run)
+    for content in ("{", "[]"):
+        (rewritten / "made_from.json").write_text(content)
+        with pytest.raises(UserError, match="the teacher then writes it anew"):
+            text_of(config, run)
+
+
+def test_a_way_back_that_was_not_written_is_missed_by_name(whole: Path, tmp_path: Path) -> None:
+    config = run_of(tmp_path)
+    one_direction = replace(config, **{"data.reversed_weight": 0.0, "decode.rerank_weight": 0.0})
+    rewrite_with_the_teacher_of(whole, one_direction, tmp_path / "run")
+    with pytest.raises(UserError, match=r"wrote no 1.new_source.source.txt: data.reversed_weight was 0"):
+        text_of(config, tmp_path / "run")
+
+
+def test_a_text_that_is_half_written_is_not_gone_on_with_by_another_search(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, translate = RunFolder(tmp_path / "run"), Translator.translate
+
+    def stopped(self: Translator, lines: Sequence[str], **changes: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return translate(self, lines, **changes)
+
+    shutil.copytree(whole / "teacher", run.teacher)
+    config = run_of(tmp_path)
+    monkeypatch.setattr(diversification, "CHUNK", 10)
+    with monkeypatch.context() as patch:
+        patch.setattr(Translator, "translate", stopped)
+        assert rewrite_text(config, run) == "SIGINT"
+    with pytest.raises(UserError, match="begun by another teacher, or with other options of decode"):
+        rewrite_text(replace(config, **{"decode.beam_size": 2}), run)
+    assert rewrite_text(replace(config, **{"decode.metric": "exact"}), run) is None
+    assert len(lines_of(run.rewritten / FILES[1])) == len(TEXT)
+
+
+def test_a_signal_at_the_teachers_end_ends_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save = Trainer._save
+
+    def interrupted(self: Trainer, *parts: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        save(self, *parts)
+
+    monkeypatch.setattr(Trainer, "_save", interrupted)
+    assert train_run(run_of(tmp_path, **{"train.steps": 2}), tmp_path / "run").exit_code == 143
+    assert "SIGTERM: the teacher is trained; the same command goes on from there." in capsys.readouterr().err
+    assert not (tmp_path / "run" / "rewritten").exists()
+    assert not (tmp_path / "run" / ".rewritten.part").exists()
+
+
+def test_a_folder_that_holds_a_run_without_a_teacher_is_refused_before_the_teachers_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train_run(run_of(tmp_path, weight=0.0, **{"train.steps": 2}), tmp_path / "run")
+    monkeypatch.setattr(diversification, "Trainer", None)
+    with pytest.raises(UserError, match="holds a run that was started without a teacher"):
+        train_run(run_of(tmp_path), tmp_path / "run")
+    with pytest.raises(UserError, match="already holds a run"):
+        train_run(run_of(tmp_path), tmp_path / "run", resume="never")
+
+
+def test_a_run_that_was_begun_is_not_gone_on_with_where_that_is_refused(whole: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="already holds a run"):
         train_run(run_of(whole.parent), whole, resume="never")
+    shutil.copytree(whole / "teacher", tmp_path / "run" / "teacher")
+    with pytest.raises(UserError, match="already holds a run"):
+        train_run(run_of(tmp_path), tmp_path / "run", resume="never")
+
+
+def test_a_start_that_failed_before_any_step_is_no_run(tmp_path: Path) -> None:
+    config = run_of(tmp_path, **{"train.steps": 2})
+    with pytest.raises(UserError, match="vocabulary of 5 is too small"):
+        train_run(replace(config, **{"data.vocab_size": 5}), tmp_path / "run", resume="never")
+    assert train_run(config, tmp_path / "run", resume="never").exit_code == 0
 
 
 def test_a_trainer_alone_says_what_is_missing(tmp_path: Path) -> None:

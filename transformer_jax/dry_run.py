@@ -164,7 +164,7 @@ def padding_line(config: RunConfig, initial: Pretrained | None = None) -> str:
 
 
 def _teacher_line(config: RunConfig) -> str:
-    """What comes before the run itself, of which all other lines are."""
+    """What comes before the run; the other lines are of the run itself, and of the text as it is."""
     sides = " and once more to ".join(side + "s" for side in new_sides(config.data))
     train, epochs = config.train, config.teacher.epochs or config.train.epochs
     length = f"{train.steps:,} steps" if epochs is None else f"{epochs} epochs of the text as it is"

@@ -6,12 +6,13 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from transformer_jax.config import DataConfig, RunConfig
+from transformer_jax.corpus import scan_file
 from transformer_jax.errors import UserError
 from transformer_jax.files import read_json, write_whole, writing
 from transformer_jax.pair_sources import Pair, WeightedSource, open_files, times
@@ -19,7 +20,7 @@ from transformer_jax.training_text import TrainingText
 
 Side = Literal["target", "source"]
 MADE_FROM = "made_from.json"
-"""The name of the file that tells which text was written anew."""
+"""The name of the file that tells which text was written anew, and how many lines each file has."""
 
 
 def new_sides(data: DataConfig) -> tuple[Side, ...]:
@@ -55,40 +56,61 @@ class RewrittenText:
         """
         if not self.folder.is_dir():
             raise UserError(f"There is no text of a teacher in {self.folder}; start the run with train.py.")
-        check_made_from(self.folder, text)
+        files = read_note(self.folder, text).get("files", {})
         found = []
         for side, (number, corpus) in itertools.product(self.sides, enumerate(text.sources)):
             paths = pair_paths(self.folder, number, side)
-            if not corpus.exchanged and not _are_empty(paths):
-                weight = times(corpus.weight, self.weight)
-                found.append(WeightedSource(open_files(*paths), weight, corpus.tag, rewritten=side))
+            if corpus.exchanged or files.get(paths[0].name) == 0:  # 0: the rules or the limit leave nothing of it
+                continue
+            self._check_whole(paths, files)
+            weight = times(corpus.weight, self.weight)
+            found.append(WeightedSource(open_files(*paths), weight, corpus.tag, rewritten=side))
         return found
 
-
-def _are_empty(paths: tuple[Path, Path]) -> bool:
-    """Of a corpus of which the rules or the limit leave nothing."""
-    return all(path.is_file() and path.stat().st_size == 0 for path in paths)
-
-
-def note_made_from(folder: Path, text: TrainingText) -> None:
-    """Writes down which text is written anew in this folder."""
-    write_whole(folder / MADE_FROM, json.dumps({"text": _digest(text)}) + "\n")
+    def _check_whole(self, paths: tuple[Path, Path], files: Mapping[str, Any]) -> None:
+        """That files have the lines that the teacher wrote."""
+        for path in paths:
+            if path.name not in files:
+                raise UserError(f"The teacher wrote no {path.name}: data.reversed_weight was 0; {_again(self.folder)}")
+            if not path.is_file() or scan_file(path)[0] != files[path.name]:
+                raise UserError(f"{path} is not as the teacher wrote it; {_again(self.folder)}")
 
 
-def check_made_from(folder: Path, text: TrainingText) -> None:
-    """That this is the text which was written anew in this folder."""
-    path = folder / MADE_FROM
-    if not path.is_file() or read_json(path).get("text") != _digest(text):
+def _again(folder: Path) -> str:
+    return f"delete {folder} and start again: the teacher then writes it anew."
+
+
+def write_note(folder: Path, text: TrainingText, **what: Any) -> None:
+    """Writes down which text is written anew in this folder, and what else there is to know of it."""
+    write_whole(folder / MADE_FROM, json.dumps({"text": _digest(text), **what}) + "\n")
+
+
+def read_note(folder: Path, text: TrainingText) -> dict[str, Any]:
+    """What was written down of this folder.
+
+    Raises:
+        UserError: it was made from another text than this, or does not say from which.
+    """
+    try:
+        note = read_json(folder / MADE_FROM)
+    except (OSError, UserError) as error:
+        raise UserError(f"{folder / MADE_FROM} cannot be read; {_again(folder)}") from error
+    if note.get("text") != _digest(text):
         raise UserError(
-            f"{folder} was written from another training text; go on with the text and the options of data that the "
-            "run was started with, or train into another folder."
+            f"{folder} was written from another training text, or by other rules of cleaning or another data.limit; go "
+            f"on with those that the run was started with, or {_again(folder)}"
         )
+    return note
 
 
 def _digest(text: TrainingText) -> str:
-    """Of the text as it is and the rules on it; how it is weighted does not change what is made of it."""
+    """Of the pairs that are written anew; how they are weighted does not change what is made of them, nor do held-out
+    texts that nothing is left out for."""
     corpora = [[source.pairs.digest, source.tag] for source in text.sources if not source.exchanged]
-    return hashlib.sha256(json.dumps({**text.made_from(), "corpora": corpora}, sort_keys=True).encode()).hexdigest()
+    made_from = {**text.made_from(), "corpora": corpora}
+    if text.rules.held_out == "keep":
+        del made_from["held_out"]
+    return hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
 
 
 class GrowingPairs:

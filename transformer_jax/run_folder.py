@@ -44,6 +44,11 @@ class RunFolder:
         self.metrics = folder / "metrics.jsonl"
         self._events: Any = None
 
+    @property
+    def has_checkpoints(self) -> bool:
+        """Whether there is a run to go on with."""
+        return self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
+
     def check_exists(self) -> None:
         """That there is a folder of this name to read from."""
         if not self.folder.is_dir():

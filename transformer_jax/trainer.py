@@ -70,6 +70,8 @@ class Outcome:
     """The best score on the validation text."""
     stopped_by: str | None = None
     """The signal that ended the run early."""
+    caught: str | None = None
+    """The signal that came, be it too late to end the run early."""
 
     @property
     def exit_code(self) -> int:
@@ -92,7 +94,7 @@ class Trainer:
     def __init__(self, config: RunConfig, folder: Path, resume: Resume = "auto") -> None:
         self.say = Progress.say if is_main_process() else lambda *_: None
         self.folder = RunFolder(folder)
-        found = self.folder.checkpoints.is_dir() and any(self.folder.checkpoints.iterdir())
+        found = self.folder.has_checkpoints
         if found and resume == "never":
             raise UserError(
                 f"{folder} already holds a run; go on with it (--resume auto), or name another folder with --output."
@@ -225,7 +227,7 @@ class Trainer:
         else:
             self._finish(step, state.used_params, best)
         self.folder.close()
-        return Outcome(step, best.score, stopped_by)
+        return Outcome(step, best.score, stopped_by, caught[0] if caught else None)
 
     def _best_so_far(self, step: int, best: Best) -> Best:
         """The best evaluation up to a checkpoint; that of the average came after it was saved."""
