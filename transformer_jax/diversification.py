@@ -66,9 +66,7 @@ def _check_start(run: RunFolder, resume: Resume) -> None:
     teacher = RunFolder(run.teacher)
     begun = teacher.has_checkpoints or run.rewritten.exists() or _part(run).exists()
     if resume == "never" and (begun or run.has_checkpoints):
-        raise UserError(
-            f"{run.folder} already holds a run; go on with it (--resume auto), or name another folder with --output."
-        )
+        raise run.already_begun()
     if run.has_checkpoints and not begun:
         raise UserError(
             f"{run.folder} holds a run that was started without a teacher; go on with it by --teacher.weight 0, or "

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from transformer_jax.config import DataConfig, RunConfig
-from transformer_jax.corpus import scan_file
 from transformer_jax.errors import UserError
 from transformer_jax.files import read_json, write_whole, writing
-from transformer_jax.pair_sources import Pair, WeightedSource, open_files, times
+from transformer_jax.pair_sources import Pair, PairSource, WeightedSource, open_files, times
 from transformer_jax.training_text import TrainingText
 
 Side = Literal["target", "source"]
@@ -62,18 +61,23 @@ class RewrittenText:
             paths = pair_paths(self.folder, number, side)
             if corpus.exchanged or files.get(paths[0].name) == 0:  # 0: the rules or the limit leave nothing of it
                 continue
-            self._check_whole(paths, files)
             weight = times(corpus.weight, self.weight)
-            found.append(WeightedSource(open_files(*paths), weight, corpus.tag, rewritten=side))
+            found.append(WeightedSource(self._open_whole(paths, files), weight, corpus.tag, rewritten=side))
         return found
 
-    def _check_whole(self, paths: tuple[Path, Path], files: Mapping[str, Any]) -> None:
-        """That files have the lines that the teacher wrote."""
-        for path in paths:
-            if path.name not in files:
-                raise UserError(f"The teacher wrote no {path.name}: data.reversed_weight was 0; {_again(self.folder)}")
-            if not path.is_file() or scan_file(path)[0] != files[path.name]:
-                raise UserError(f"{path} is not as the teacher wrote it; {_again(self.folder)}")
+    def _open_whole(self, paths: tuple[Path, Path], files: Mapping[str, Any]) -> PairSource:
+        """A pair of files, which must have the lines that the teacher wrote."""
+        name = paths[0].name
+        if name not in files:
+            raise UserError(f"The teacher wrote no {name}: data.reversed_weight was 0; {_again(self.folder)}")
+        changed = f"{paths[0]} or {paths[1].name} is not as the teacher wrote it; {_again(self.folder)}"
+        try:
+            pairs = open_files(*paths)
+        except (OSError, UserError) as error:
+            raise UserError(changed) from error
+        if len(pairs) != files[name]:
+            raise UserError(changed)
+        return pairs
 
 
 def _again(folder: Path) -> str:

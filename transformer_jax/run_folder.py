@@ -49,6 +49,12 @@ class RunFolder:
         """Whether there is a run to go on with."""
         return self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
 
+    def already_begun(self) -> UserError:
+        """What a run that is to be a new one is told of this folder."""
+        return UserError(
+            f"{self.folder} already holds a run; go on with it (--resume auto), or name another folder with --output."
+        )
+
     def check_exists(self) -> None:
         """That there is a folder of this name to read from."""
         if not self.folder.is_dir():

@@ -96,9 +96,7 @@ class Trainer:
         self.folder = RunFolder(folder)
         found = self.folder.has_checkpoints
         if found and resume == "never":
-            raise UserError(
-                f"{folder} already holds a run; go on with it (--resume auto), or name another folder with --output."
-            )
+            raise self.folder.already_begun()
         self.mesh = data_mesh(config.train.n_devices)
         check_devices(config, self.mesh.size)
         check_backward(config)
