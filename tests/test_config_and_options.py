@@ -219,6 +219,20 @@ def test_replace_reaches_into_nested_settings_and_checks_them() -> None:
         replace(run, **{"model.dropout": 2.0})
 
 
+def test_replace_changes_settings_that_must_fit_each_other_together() -> None:
+    run = replace(RunConfig(), **{"decode.n_best": 8, "decode.beam_size": 8})
+    assert (run.decode.n_best, run.decode.beam_size) == (8, 8)
+    files = {"data.task": None, "data.source": (Path("a.en"),), "data.target": (Path("a.de"),)}
+    assert replace(RunConfig(), **files).data.target == (Path("a.de"),)
+
+
+def test_replace_changes_a_section_given_whole_and_one_of_its_settings() -> None:
+    wide = ModelConfig(d_model=1024, n_heads=16)
+    for changes in ({"model": wide, "model.dropout": 0.2}, {"model.dropout": 0.2, "model": wide}):
+        run = replace(RunConfig(), **changes)
+        assert (run.model.d_model, run.model.dropout) == (1024, 0.2)
+
+
 def test_to_json_writes_paths_and_tuples_as_plain_values() -> None:
     plain = to_json(DataConfig(source=(Path("a/b"),), target=(Path("c"),), dir=None))
     assert plain["source"] == ["a/b"]

@@ -359,12 +359,21 @@ class RunConfig:
 
 
 def replace(config: Any, **changes: Any) -> Any:
-    """`dataclasses.replace`, also through nested fields: `replace(run, **{"model.dropout": 0.3})`."""
+    """`dataclasses.replace`, also through nested fields: `replace(run, **{"model.dropout": 0.3})`.
+
+    All changes are made at once, so that settings which must fit each other may change together.
+    """
+    own: dict[str, Any] = {}
+    nested: dict[str, dict[str, Any]] = {}
     for path, value in changes.items():
         head, _, rest = path.partition(".")
-        inner = replace(getattr(config, head), **{rest: value}) if rest else value
-        config = dataclasses.replace(config, **{head: inner})
-    return config
+        if rest:
+            nested.setdefault(head, {})[rest] = value
+        else:
+            own[head] = value
+    for head, inner in nested.items():
+        own[head] = replace(own[head] if head in own else getattr(config, head), **inner)
+    return dataclasses.replace(config, **own)
 
 
 def to_json(config: Any) -> dict[str, Any]:
