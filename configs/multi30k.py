@@ -6,7 +6,8 @@ DIR holds train, val and test_2016_flickr as .en and .de, plain or .gz. `multi30
 its teacher first, which learns both directions, English lines as they are and German ones with the tag >>en<< (after
 Ding et al. 2021), and lets it write each side of the training text anew (Nguyen et al., arXiv 1911.01986). Sizes after
 Wu et al. (arXiv 2105.14462); pre-norm, as post-norm does not learn at such a rate; what a beam finds is ranked by the
-way back (Yee et al., arXiv 1908.05731). What was tried and measured: docs/results.md.
+way back (Yee et al., arXiv 1908.05731). Two CPU cores take under two hours. What was tried and measured:
+docs/results.md.
 """
 
 from pathlib import Path
