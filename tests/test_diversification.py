@@ -341,6 +341,18 @@ def test_a_text_that_is_half_written_is_not_gone_on_with_by_another_search(
     assert len(lines_of(run.rewritten / FILES[1])) == len(TEXT)
 
 
+def test_a_start_that_was_killed_with_all_written_is_gone_on_with_by_the_same_search_alone(
+    whole: Path, tmp_path: Path
+) -> None:
+    config, run = run_of(tmp_path), RunFolder(tmp_path / "run")
+    written = rewrite_with_the_teacher_of(whole, config, run.folder)
+    written.rename(run.folder / ".rewritten.part")
+    with pytest.raises(UserError, match="begun by another teacher, or with other options of decode"):
+        rewrite_text(replace(config, **{"decode.beam_size": 2}), run)
+    assert rewrite_text(config, run) is None
+    assert len(lines_of(run.rewritten / FILES[1])) == len(TEXT)
+
+
 def test_a_signal_at_the_teachers_end_ends_the_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

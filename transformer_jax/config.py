@@ -372,7 +372,7 @@ def replace(config: Any, **changes: Any) -> Any:
         else:
             own[head] = value
     for head, inner in nested.items():
-        own[head] = replace(own[head] if head in own else getattr(config, head), **inner)
+        own[head] = replace(own.get(head, getattr(config, head)), **inner)
     return dataclasses.replace(config, **own)
 
 

@@ -102,7 +102,8 @@ def rewrite_text(config: RunConfig, run: RunFolder) -> str | None:
     teacher = _Teacher(config, run.teacher)
     n_pairs = total_lines([source for source in text.sources if not source.exchanged])
     n_pairs = min(n_pairs, text.limit or n_pairs)
-    say(f"teacher    writes the {' and the '.join(f'{side}s' for side in sides)} of {n_pairs:,} pairs anew: {part}")
+    what = " and ".join(f"{side}s" for side in sides)
+    say(f"teacher    writes {what} of {n_pairs:,} pairs anew: {part}")
     began = told = time.monotonic()
     lines = 0
     with catch_signals() as caught:
@@ -116,14 +117,11 @@ def rewrite_text(config: RunConfig, run: RunFolder) -> str | None:
                 return caught[0]
     if is_main_process():
         files = {path.name: scan_file(path)[0] for path in part.glob("*.txt")}
-        write_note(part, text, files=files)
+        write_note(part, text, by=_written_by(config, run), files=files)
         with writing(run.rewritten):
             part.rename(run.rewritten)
     wait_for_main(run.rewritten.is_dir, "rewritten text")
-    say(
-        f"teacher    {lines:,} new {' and '.join(f'{side}s' for side in sides)} in {time.monotonic() - began:,.0f} s: "
-        f"{run.rewritten}"
-    )
+    say(f"teacher    {lines:,} new {what} in {time.monotonic() - began:,.0f} s: {run.rewritten}")
     return None
 
 
@@ -131,7 +129,7 @@ def _begin(part: Path, text: TrainingText, config: RunConfig, run: RunFolder) ->
     """The folder, with what it is made from and by, and a file for each side of each corpus, however few pairs it has;
     or the one that an earlier start left, where it is of the same text and teacher."""
     if (part / MADE_FROM).is_file():
-        if read_note(part, text).get("by") not in (_written_by(config, run), None):
+        if read_note(part, text).get("by") != _written_by(config, run):
             raise UserError(
                 f"{part} was begun by another teacher, or with other options of decode; go on with those, or delete it "
                 "and start again: the text is then written anew."
